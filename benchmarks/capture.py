@@ -1,0 +1,258 @@
+"""What capture costs, side by side with hand-written hooks and with the peers that are installed.
+
+    python benchmarks/capture.py            a table; every row is a ratio taken in this one run
+    python benchmarks/capture.py --quick    fewer rounds, for a look
+
+All contestants of a group are run in turn, round after round, so that whatever else the machine does hits them
+alike; a time is the 10th percentile over the rounds, which a busy neighbour moves least. "added" is the time
+beyond the bare model's.
+"""
+
+import argparse
+import contextlib
+import importlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import nn
+
+from tenterhook import capture
+from tenterhook._sites import resolve
+from tenterhook._table import Table
+
+Rows = list[tuple[str, str, str, str]]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def interleave(contestants: dict[str, Callable[[], object]], rounds: int, inner: int) -> dict[str, float]:
+    """Seconds of one run of each, taken in turn: the 10th percentile of the rounds."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for run in contestants.values():
+        for _ in range(5):
+            run()
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            for _ in range(inner):
+                run()
+            times[name].append((time.perf_counter() - start) / inner)
+    return {name: sorted(found)[len(found) // 10] for name, found in times.items()}
+
+
+def by_hand(
+    model: nn.Module,
+    names: list[str],
+    keep: Callable[[torch.Tensor], torch.Tensor],
+    run: Callable[[], object],
+):
+    modules = dict(model.named_modules())
+
+    def go() -> dict[str, torch.Tensor]:
+        kept: dict[str, torch.Tensor] = {}
+        handles = []
+        for name in names:
+
+            def hook(module: nn.Module, args: object, output: torch.Tensor, name: str = name) -> None:
+                kept[name] = keep(output)
+
+            handles.append(modules[name].register_forward_hook(hook))
+        run()
+        for handle in handles:
+            handle.remove()
+        return kept
+
+    return go
+
+
+def peers(model: nn.Module, names: list[str], x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """The same job by other libraries, for those that are installed."""
+    found: dict[str, Callable[[], object]] = {}
+    with contextlib.suppress(ImportError):
+        layer_activation = importlib.import_module("captum.attr").LayerActivation
+        modules = dict(model.named_modules())
+        found["captum"] = lambda: layer_activation(model, [modules[name] for name in names]).attribute(x)
+    with contextlib.suppress(ImportError):
+        wrapped = importlib.import_module("nnsight").NNsight(model)
+
+        def nnsight_run() -> None:
+            with wrapped.trace(x):
+                for block in wrapped.blocks:
+                    block.output.save()
+
+        found["nnsight"] = nnsight_run
+    return found
+
+
+def twelve_outputs(rounds: int) -> Rows:
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Block(64) for _ in range(12))
+    model.forward = lambda x: _through(model.blocks, x)  # type: ignore[method-assign]
+    x = torch.randn(4, 64)
+    names = [f"blocks.{i}" for i in range(12)]
+
+    def ours(**options: bool) -> Callable[[], object]:
+        def go() -> object:
+            with capture(model, *names, **options) as seen:
+                model(x)
+            return seen
+
+        return go
+
+    contestants = {
+        "bare": lambda: model(x),
+        "by hand, cloning": by_hand(model, names, lambda t: t.detach().clone(), lambda: model(x)),
+        "by hand, aliasing": by_hand(model, names, lambda t: t.detach(), lambda: model(x)),
+        "tenterhook": ours(),
+        "tenterhook copy=False": ours(copy=False),
+    }
+    with torch.no_grad():
+        t = interleave(contestants | peers(model, names, x), rounds, 20)
+    added = {name: t[name] - t["bare"] for name in t}
+    rows: Rows = []
+    for name in t:
+        if name.startswith("tenterhook"):
+            base, goal = ("by hand, aliasing", "1.1") if "copy" in name else ("by hand, cloning", "1.2")
+        elif name.startswith("by hand") or name == "bare":
+            continue
+        else:
+            base, goal = "by hand, cloning", "–"
+        ratio = f"{added[name] / added[base]:.2f}"
+        rows.append((f"12 outputs, enter to exit: {name}", f"added ÷ {base}", ratio, goal))
+    rows.append(("12 outputs: time added by hand", "µs", f"{added['by hand, cloning'] * 1e6:.0f}", "–"))
+    return rows
+
+
+def _through(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def after_exit(rounds: int) -> Rows:
+    model = nn.Sequential(*(Block(64) for _ in range(12)))
+    x = torch.randn(4, 64)
+    twin = nn.Sequential(*(Block(64) for _ in range(12)))
+    with capture(model, grad=True):
+        model(x).sum().backward()
+    with torch.no_grad():
+        t = interleave({"never hooked": lambda: twin(x), "after exit": lambda: model(x)}, rounds * 2, 20)
+    return [("forward after exit", "÷ a model never hooked", f"{t['after exit'] / t['never hooked']:.2f}", "1.0")]
+
+
+def gpt2(rounds: int) -> Rows:
+    try:
+        from transformers import GPT2Config, GPT2Model
+    except ImportError:
+        return [("83 modules of GPT-2, values and gradients", "÷ by hand", "transformers is not installed", "1.3")]
+    config = GPT2Config(n_layer=6, n_head=4, n_embd=128, vocab_size=1000, n_positions=128)
+    model = GPT2Model(config).eval()
+    ids = torch.randint(0, 1000, (2, 64))
+    modules = {n: m for n, m in model.named_modules() if not isinstance(m, nn.ModuleList)}
+
+    def step() -> None:
+        model(ids).last_hidden_state.sum().backward()
+
+    def hand() -> object:
+        values: dict[str, list[torch.Tensor]] = {}
+        grads: dict[str, list[torch.Tensor]] = {}
+        handles = []
+        for name, module in modules.items():
+
+            def hook(module: nn.Module, args: object, output: object, name: str = name) -> None:
+                leaves = (
+                    output
+                    if isinstance(output, tuple)
+                    else tuple(output.values())
+                    if isinstance(output, dict)
+                    else (output,)
+                )
+                leaves = [t for t in leaves if isinstance(t, torch.Tensor)]
+                values[name] = [t.detach().clone() for t in leaves]
+                for t in leaves:
+                    if t.requires_grad:
+                        t.register_hook(lambda g: grads.setdefault(name, []).append(g.detach().clone()))
+
+            handles.append(module.register_forward_hook(hook))
+        step()
+        for handle in handles:
+            handle.remove()
+        return values, grads
+
+    def ours() -> object:
+        with capture(model, grad=True) as seen:
+            step()
+        return seen
+
+    t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds, 2)
+    ratio = (t["ours"] - t["bare"]) / (t["hand"] - t["bare"])
+    n = len(modules)
+    return [
+        (
+            f"{n} modules of a 6-layer GPT-2, values and gradients",
+            "added ÷ forward + tensor hooks",
+            f"{ratio:.2f}",
+            "1.3",
+        ),
+        ("the same", "step ÷ bare step", f"{t['ours'] / t['bare']:.2f}", "–"),
+        ("the same, by hand", "step ÷ bare step", f"{t['hand'] / t['bare']:.2f}", "–"),
+    ]
+
+
+def resolving(rounds: int) -> Rows:
+    model = nn.Sequential(*(nn.Sequential(*(nn.ReLU() for _ in range(99))) for _ in range(100)))
+    t = interleave({"resolve": lambda: resolve(model, "**")}, max(5, rounds // 10), 1)
+    n = len(resolve(model, "**"))
+    return [(f"'**' on {n:,} modules", "ms", f"{t['resolve'] * 1e3:.0f}", "50")]
+
+
+def importing(rounds: int) -> Rows:
+    def seconds(code: str) -> float:
+        timed = f"import torch, time; s = time.perf_counter()\n{code}\nprint(time.perf_counter() - s)"
+        return float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
+
+    lazy = median(seconds("import tenterhook") for _ in range(3))
+    used = median(seconds("from tenterhook import capture, observe, sites") for _ in range(3))
+    return [
+        ("import tenterhook, after import torch", "ms", f"{lazy * 1e3:.1f}", "30"),
+        ("from tenterhook import capture, observe, sites", "ms", f"{used * 1e3:.1f}", "30"),
+    ]
+
+
+def memory() -> Rows:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+    with capture(model) as seen:
+        model(torch.randn(4, 64))
+    kept = [seen[address] for address in seen]
+    held = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}.values())
+    asked = sum(t.numel() * t.element_size() for t in kept)
+    return [("bytes held", "÷ bytes captured", f"{held / asked:.2f}", "1.0")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    rounds = 20 if parser.parse_args().quick else 150
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    groups = (twelve_outputs, gpt2, after_exit, resolving, importing)
+    rows = [row for group in groups for row in group(rounds)] + memory()
+    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, 1 thread"
+    print(f"{machine}, {rounds} rounds")
+    print(Table(("what", "measure", "figure", "at most"), rows, right=("figure", "at most")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""capture: keep the values and gradients at some addresses, in the user's own loop.
+
+with capture(model, "layer1", "grad(layer1)") as seen:
+    model(x).sum().backward()
+seen["layer1"]                # a tensor, or the structure where the value is one
+seen.calls("layer1")          # one per call, in order
+seen.report()                 # what fired, what never did, and why
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook._captured import Captured
+from tenterhook._keep import Gradients, How, PlainValues, Stop, Values, Wait
+from tenterhook._session import Session
+from tenterhook._sites import Selector, Site, check_model, resolve
+from tenterhook._why import is_container
+
+
+class capture:
+    """Keep the values and gradients at some addresses while the block runs.
+
+        with capture(model, "layer1", "layer4:in", "grad(layer1)") as seen:
+            model(x).sum().backward()
+        seen["grad(layer1)"]
+
+    A selector is an address, a module, a module class, or `lambda name, module: bool`; none means every module's
+    output. `grad=True` asks for the gradient of each selected value too. `copy=False` keeps the tensor itself and
+    raises when it was overwritten since. `detach=False` keeps the graph, for losses on features. `device` and `dtype`
+    say where and how to keep it; `reduce` is applied first, so that nothing big is held. `keep="last"` keeps only the
+    last call. `stop=True` ends the forward once every asked value is there. `frozen=True` gives values that need no
+    gradient one all the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *selectors: Selector,
+        grad: bool = False,
+        copy: bool = True,
+        detach: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduce: Callable[[Tensor], Any] | None = None,
+        keep: str = "all",
+        stop: bool = False,
+        frozen: bool = False,
+    ) -> None:
+        check_model(model, "capture")
+        if keep not in ("all", "last"):
+            raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
+        sites = [site for selector in selectors or ("**",) for site in resolve(model, selector)]
+        if grad:
+            sites += [_gradient_of(site) for site in sites if not site.address.grad]
+        if stop:
+            _check_stop(sites)
+        self._session = session = Session(model, frozen=frozen)
+        simple = detach and keep == "all" and device is None and dtype is None and reduce is None
+        how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, simple)
+        clock = itertools.count()
+        wait = Wait(session.scope) if stop else None
+        for site in _once(sites):
+            awaited = wait if wait is not None and _will_come(site) else None
+            if site.address.grad:
+                tap: Any = Gradients(site, how, clock)
+            elif simple and awaited is None and site.address.leaf == () and site.address.call is None:
+                tap = PlainValues(site, how, clock, None)
+            else:
+                tap = Values(site, how, clock, awaited)
+            session.taps.append(tap)
+            if awaited is not None:
+                awaited.taps.add(id(tap))
+        self._seen = Captured(session)
+
+    def __enter__(self) -> Captured:
+        self._session.__enter__()
+        return self._seen
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._session.__exit__(kind, error, trace)
+        return isinstance(error, Stop) and error.scope is self._session.scope
+
+    @staticmethod
+    def once(model: nn.Module, inputs: Any, *selectors: Selector, **options: Any) -> Any:
+        """One forward that ends as soon as it can, and the value (with several selectors: what was captured).
+
+            features = capture.once(model, x, "layer4")
+
+        `inputs` is the model's argument, a tuple of arguments, or a mapping of keyword arguments.
+        """
+        check_model(model, "capture.once")
+        with capture(model, *selectors, stop=True, **options) as seen:
+            if isinstance(inputs, Mapping):
+                model(**inputs)
+            elif isinstance(inputs, tuple):
+                model(*inputs)
+            else:
+                model(inputs)
+        one = len(selectors) == 1 and len(seen._taps) == 1
+        return seen[selectors[0]] if one else seen
+
+
+def _once(sites: Iterable[Site]) -> list[Site]:
+    return list({site.address: site for site in sites}.values())
+
+
+def _gradient_of(site: Site) -> Site:
+    address = site.address.at(call=site.address.call, leaf=site.address.leaf, grad=True)
+    module = site.module
+    assert module is not None  # the caller holds the model
+    return Site(address, module, site.kind, site.wide)
+
+
+def _check_stop(sites: list[Site]) -> None:
+    for site in sites:
+        if site.address.grad:
+            raise ValueError(f"stop=True ends the forward, so no gradient can come; {site} was asked for")
+        call = site.address.call
+        if call is not None and (not isinstance(call, int) or call < 0):
+            raise ValueError(f"stop=True needs to know when to stop; {site} does not say which call is the last")
+
+
+def _will_come(site: Site) -> bool:
+    module = site.module
+    return site.kind == "module" and not (site.wide and module is not None and is_container(module))

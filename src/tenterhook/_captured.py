@@ -1,0 +1,178 @@
+"""Captured: what a session kept, by address."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenterhook._address import Address, covers, parse
+from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
+from tenterhook._inputs import Inputs
+from tenterhook._keep import Entry
+from tenterhook._session import Report, Session, part_of
+from tenterhook._sites import Selector, Site, resolve
+from tenterhook._tree import Path, describe, paths_of, rebuild
+
+
+class Captured:
+    """What a session kept. Index it with an address; `calls` gives a list, `report` says what fired."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._taps = session.taps
+
+    @functools.cached_property
+    def _by_place(self) -> dict[tuple[str, str, bool], list[Any]]:
+        places: dict[tuple[str, str, bool], list[Any]] = {}
+        for tap in self._taps:
+            places.setdefault(_place(tap.site.address), []).append(tap)
+        return places
+
+    def __getitem__(self, address: Selector) -> Any:
+        found = self._find(address)
+        if len(found) == 1:
+            return found[0][1]
+        raise AmbiguousError(_ambiguous(str(address), found))
+
+    def calls(self, address: Selector) -> list[Any]:
+        """Every value at an address, one per call (and, for a gradient, per backward pass), in order."""
+        return [value for _, value in self._find(address)]
+
+    def report(self) -> Report:
+        """Per address: how often it fired, or that it never did and the most likely reason."""
+        return self._session.report((tap, self._summary(tap)) for tap in self._taps)
+
+    def __iter__(self) -> Iterator[str]:
+        """The addresses at which something came, in the order in which it first did."""
+        came = sorted((tap for tap in self._taps if tap.fired), key=lambda tap: tap.first)
+        return iter([str(tap.site) for tap in came])
+
+    def __len__(self) -> int:
+        return sum(bool(tap.fired) for tap in self._taps)
+
+    def __contains__(self, address: object) -> bool:
+        try:
+            return bool(self._find(address))  # type: ignore[arg-type]
+        except (AddressError, NotSeenError, TypeError):
+            return False
+
+    def __repr__(self) -> str:
+        kept = sum(len(tap.entries) for tap in self._taps)
+        return f"<captured {kept} values at {len(self)} of {len(self._taps)} addresses>"
+
+    def _summary(self, tap: Any) -> str:
+        return describe(_shown(tap.entries[-1].value)) if tap.entries else ""
+
+    def _find(self, selector: Selector) -> list[tuple[str, Any]]:
+        """The values that a selector means, each with the address of that one value."""
+        found: list[tuple[str, Any]] = []
+        silent: list[str] = []
+        for address, taps in self._meant(selector):
+            mine = self._values_at(address, taps, silent)
+            found += mine
+        if not found:
+            raise NotSeenError("\n  ".join(silent))
+        return found
+
+    def _meant(self, selector: Selector) -> list[tuple[Address, list[Any]]]:
+        if isinstance(selector, str):
+            address = _parse_or_none(selector)
+            if address is not None and (taps := self._by_place.get(_place(address))):
+                return [(address, taps)]
+        model = self._session.model()
+        if model is None:
+            raise NotSeenError(f"{selector!r} was not captured; captured: {self._asked()}")
+        sites = resolve(model, selector)
+        meant = [(site.address, self._taps_of(site)) for site in sites]
+        if not any(taps for _, taps in meant):
+            raise NotSeenError(f"{selector!r} was not asked for in this session; captured: {self._asked()}")
+        return [(address, taps) for address, taps in meant if taps]
+
+    def _taps_of(self, site: Site) -> list[Any]:
+        """By the name; else by the module, which may have been asked for under another of its names."""
+        named = self._by_place.get(_place(site.address))
+        if named:
+            return named
+        kind, role, grad = site.kind, site.address.role, site.address.grad
+        thing = site.module if kind == "module" else site.tensor
+        same = []
+        for tap in self._taps:
+            other = tap.site
+            there = other.module if other.kind == "module" else other.tensor
+            if there is thing and (other.kind, other.address.role, other.address.grad) == (kind, role, grad):
+                same.append(tap)
+        return same
+
+    def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[str, Any]]:
+        found: dict[tuple[int, int], tuple[str, Any]] = {}
+        for tap in taps:
+            kept: Path = tap.site.address.leaf
+            if address.leaf[: len(kept)] != kept:
+                silent.append(f"{address}: only {tap.site} was captured; ask for the whole value or that leaf")
+                continue
+            total = tap.calls
+            for turn, entry in enumerate(tap.entries):
+                if not covers(address.call, entry.call, total):
+                    continue
+                exact = address.at(call=entry.call, leaf=address.leaf, grad=address.grad)
+                try:
+                    value = part_of(entry.value, address.leaf[len(kept) :])
+                except LookupError:
+                    there = f"it is {describe(entry.value)}, with leaves {paths_of(entry.value)}"
+                    silent.append(f"{exact}: no such leaf; {there}")
+                    continue
+                _check_versions(entry, exact)
+                key = (entry.call, turn if tap.site.address.grad else 0)
+                found.setdefault(key, (str(exact), _shown(value)))
+            if not tap.entries:
+                silent.append(f"{tap.site} never came: {self._session.why_silent(tap)}")
+            elif not found:
+                silent.append(f"{address}: there were {total} calls, @0 to @{total - 1}")
+        return [found[key] for key in sorted(found)]
+
+    def _asked(self) -> str:
+        names = [str(tap.site) for tap in self._taps]
+        return ", ".join(names[:8]) + (f" … ({len(names)} in all)" if len(names) > 8 else "")
+
+
+def _place(address: Address) -> tuple[str, str, bool]:
+    return address.name, address.role, address.grad
+
+
+def _shown(value: Any) -> Any:
+    """A kept value as it is handed out."""
+    value = value.plain() if isinstance(value, Inputs) else value
+    return rebuild(value, lambda _, tensor: _usable(tensor), opaque=lambda x: x)
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        dim = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
+        tensor = functorch.get_unwrapped(tensor)
+        tensor = tensor.movedim(dim, 0) if dim else tensor  # what vmap runs over comes first
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
+
+
+def _check_versions(entry: Entry, address: Address) -> None:
+    for tensor, version in entry.versions:
+        if tensor._version != version:
+            what = "was kept with copy=False and has been changed in place since, so the value at that point is gone"
+            raise OverwrittenError(f"{address} {what}; capture it with copy=True")
+
+
+def _ambiguous(asked: str, found: list[tuple[str, Any]]) -> str:
+    lines = [f"  {address}  {describe(value)}" for address, value in found[:12]]
+    more = [f"  … {len(found) - 12} more"] if len(found) > 12 else []
+    head = f"{asked} means {len(found)} values:"
+    return "\n".join([head, *lines, *more, f"index one of them, or use seen.calls({asked!r}) for all"])
+
+
+def _parse_or_none(text: str) -> Address | None:
+    try:
+        return parse(text)
+    except AddressError:
+        return None

@@ -1,0 +1,47 @@
+"""What can go wrong, each kind with a class of its own.
+
+    TenterhookError
+    ├── AddressError      (LookupError)   an address cannot be read, or nothing in the model answers to it
+    ├── NotSeenError      (LookupError)   the value was asked for, but never came
+    ├── AmbiguousError    (LookupError)   the address means several values
+    └── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
+    TenterhookWarning     (UserWarning)   something asked for had no effect
+
+Every message says what was asked, what was found, and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TenterhookError(Exception):
+    """The base of every error that tenterhook raises on purpose."""
+
+
+class AddressError(TenterhookError, LookupError):
+    """An address that cannot be read, or that nothing in the model answers to."""
+
+
+class NotSeenError(TenterhookError, LookupError):
+    """A value that was asked for and never came; the message says the most likely reason."""
+
+
+class AmbiguousError(TenterhookError, LookupError):
+    """An address that means several values where one was wanted."""
+
+
+class OverwrittenError(TenterhookError, RuntimeError):
+    """A value kept with `copy=False` that the model has changed in place since."""
+
+
+class TenterhookWarning(UserWarning):
+    """Something that was asked for had no effect."""
+
+
+def close_matches(name: str, known: Iterable[str], most: int = 4) -> list[str]:
+    """The known names nearest to a misspelt one: by spelling, else by their last part."""
+    known = list(dict.fromkeys(known))
+    found = get_close_matches(name, known, n=most, cutoff=0.6)
+    tail = name.rsplit(".", 1)[-1]
+    found += [other for other in known if other.rsplit(".", 1)[-1] == tail and other not in found]
+    return found[:most]

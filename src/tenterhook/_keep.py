@@ -1,0 +1,274 @@
+"""How values and gradients are kept: the taps of capture."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook._address import Call
+from tenterhook._session import Scope, Tap, graph_task, here, no_such_leaf, not_watching, part_of
+from tenterhook._sites import Site
+from tenterhook._tree import Path, rebuild
+
+
+class Stop(BaseException):
+    """Ends a forward pass early. Not an Exception, so that a model's own `except Exception` lets it pass."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__("tenterhook: every asked value is there")
+        self.scope = scope
+
+
+_Versions = tuple[tuple[Tensor, int], ...]
+
+
+class Entry(NamedTuple):
+    """One kept value: of which call, and, where it is not a copy, which version of its tensors it was."""
+
+    call: int
+    value: Any
+    versions: _Versions
+
+
+class _Arrival(NamedTuple):
+    """The gradient of one leaf, as one backward pass (`task`) brought it."""
+
+    call: int
+    path: Path
+    task: int
+    value: Any
+    versions: _Versions
+
+
+class _Slot:
+    """In the outline of a structured value: where the gradient of one leaf belongs. Opaque to the tree."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to keep a tensor: the options of capture."""
+
+    copy: bool
+    detach: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    reduce: Callable[[Tensor], Any] | None
+    last: bool
+    scope: Scope
+    simple: bool  # whether a tensor is kept just by detaching it, and copying it or not
+
+    def keep(self, tensor: Tensor) -> Any:
+        """What is kept of one tensor."""
+        if self.reduce is not None:
+            return self._reduced(tensor)
+        if self.detach:
+            tensor = tensor.detach()
+        if self.device is None and self.dtype is None:
+            return tensor.clone() if self.copy else tensor
+        return self._moved(tensor)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self.device or tensor.device, dtype, copy=self.copy)
+
+    def _reduced(self, tensor: Tensor) -> Any:
+        assert self.reduce is not None
+        with not_watching(self.scope), torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
+            small = self.reduce(tensor.detach() if self.detach else tensor)
+            if isinstance(small, Tensor) and (self.copy and _shares_memory(small, tensor)):
+                small = small.clone()
+            return self._moved(small) if isinstance(small, Tensor) else small
+
+
+class Values(Tap):
+    """A tap that keeps values."""
+
+    first = -1  # when the first one came
+    _dropped = 0
+
+    def __init__(self, site: Site, how: How, clock: Iterator[int], wait: "Wait | None") -> None:
+        self.site = site
+        self.scope = how.scope
+        self.how = how
+        self.kept: list[tuple[int, Any, _Versions]] = []
+        self._clock = clock
+        self._wait = wait
+
+    @property
+    def fired(self) -> int:
+        return self._dropped + len(self.kept)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(map(Entry._make, self.kept))
+
+    def reach(self, value: Any, call: int) -> None:
+        address = self.site.address
+        if not _may_cover(address.call, call):
+            return
+        try:
+            part = part_of(value, address.leaf)
+        except LookupError:
+            self.missed = no_such_leaf(value, address.leaf)
+            return
+        versions: list[tuple[Tensor, int]] = []
+        kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
+        if not self.kept:
+            self.first = next(self._clock)
+        elif self.how.last or address.call == -1:
+            self._dropped += len(self.kept)
+            self.kept.clear()
+        self.kept.append((call, kept, tuple(versions)))
+        if self._wait is not None:
+            self._wait.came(self)
+
+    def _keep(self, tensor: Tensor, versions: list[tuple[Tensor, int]]) -> Any:
+        try:
+            kept = self.how.keep(tensor)
+        except Exception as error:
+            error.add_note(f"while keeping the value at {self.site}")
+            raise
+        if not self.how.copy:
+            _note_version(kept, versions)
+        return kept
+
+
+class PlainValues(Values):
+    """The common case without a detour: a whole value, at every call, just detached and copied or not."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        if type(last) is not Tensor or self.scope not in here() or graph_task() != -1:
+            return super().__call__(module, args, last)
+        kept = self.kept
+        if not kept:
+            self.first = next(self._clock)
+        last = last.detach()
+        if self.how.copy:
+            kept.append((len(kept), last.clone(), ()))
+        else:
+            versions = ((last, last._version),) if not last.is_inference() else ()
+            kept.append((len(kept), last, versions))
+        return None
+
+    @property
+    def calls(self) -> int:
+        # every call is kept, so they need not be counted apart
+        return len(self.kept)
+
+    @calls.setter
+    def calls(self, number: int) -> None: ...
+
+
+class Gradients(Tap):
+    """A tap that keeps gradients: one per call, leaf and backward pass."""
+
+    first = -1
+    _dropped = 0
+
+    def __init__(self, site: Site, how: How, clock: Iterator[int]) -> None:
+        super().__init__(site, how.scope)
+        self.how = how
+        self.arrivals: list[tuple[int, Path, int, Any, _Versions]] = []
+        self.outlines: dict[int, Any] = {}
+        self._clock = clock
+        self._simple = how.simple and how.copy
+
+    @property
+    def fired(self) -> int:
+        return self._dropped + len(self._turns())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The leaves put together, by call and then by backward pass."""
+        together = [self._together(call, group) for (call, _), group in self._turns().items()]
+        return sorted(together, key=lambda entry: entry.call)
+
+    def expect(self, part: Any, call: int) -> None:
+        if self.how.last:
+            self.outlines.clear()
+        self.outlines[call] = rebuild(part, lambda path, _: _Slot(path))
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+        if not self.arrivals:
+            self.first = next(self._clock)
+        if self._simple and type(grad) is Tensor:
+            self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
+        else:
+            self._arrive(call, path, grad)
+
+    def _arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+        try:
+            kept = None if grad is None else self.how.keep(grad)
+        except Exception as error:
+            error.add_note(f"while keeping {self.site}")
+            raise
+        versions: list[tuple[Tensor, int]] = []
+        if not self.how.copy:
+            _note_version(kept, versions)
+        task = graph_task()
+        if self.how.last:
+            turns = self._turns()
+            if any(known > call for known, _ in turns):
+                return
+            self._dropped += len(turns.keys() - {(call, task)})
+            self.arrivals = [old for old in self.arrivals if (old[0], old[2]) == (call, task)]
+        self.arrivals.append((call, path, task, kept, tuple(versions)))
+
+    def _turns(self) -> dict[tuple[int, int], list[_Arrival]]:
+        turns: dict[tuple[int, int], list[_Arrival]] = {}
+        for arrival in map(_Arrival._make, self.arrivals):
+            turns.setdefault((arrival.call, arrival.task), []).append(arrival)
+        return turns
+
+    def _together(self, call: int, group: list[_Arrival]) -> Entry:
+        by_path: dict[Path, Any] = {}
+        for arrival in group:  # two at one path: the shares of an input before and after it was written into
+            before, now = by_path.get(arrival.path), arrival.value
+            by_path[arrival.path] = before if now is None else now if before is None else before + now
+        outline = self.outlines.get(call, _Slot(()))
+
+        def fill(x: Any) -> Any:
+            return by_path.get(x.path) if isinstance(x, _Slot) else x
+
+        value = fill(outline) if isinstance(outline, _Slot) else rebuild(outline, lambda _, t: t, opaque=fill)
+        return Entry(call, value, tuple(version for arrival in group for version in arrival.versions))
+
+
+class Wait:
+    """With stop=True: ends the forward when the last of the awaited values has come."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.taps: set[int] = set()
+
+    def came(self, tap: Values) -> None:
+        self.taps.discard(id(tap))
+        if not self.taps:
+            raise Stop(self.scope)
+
+
+def _may_cover(call: Call | None, k: int) -> bool:
+    """Whether call k may be meant, as far as can be known before the last call."""
+    if call is None:
+        return True
+    if isinstance(call, int):
+        return call < 0 or k == call
+    start, stop = call
+    return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
+
+
+def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
+    if isinstance(kept, Tensor) and not kept.is_inference():
+        versions.append((kept, kept._version))
+
+
+def _shares_memory(a: Tensor, b: Tensor) -> bool:
+    try:
+        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
+        return True

@@ -1,0 +1,111 @@
+"""observe: run a function on the values at some addresses, without keeping them."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from tenterhook._address import covers
+from tenterhook._errors import AddressError, TenterhookWarning
+from tenterhook._inputs import Inputs
+from tenterhook._session import Report, Scope, Session, Tap, no_such_leaf, not_watching, part_of
+from tenterhook._sites import Selector, Site, check_model, resolve
+from tenterhook._tree import Path, describe, leaves, rebuild
+
+Observer = Callable[[Site, Any], object]
+
+
+class _Look(Tap):
+    """A tap that shows the value to a function."""
+
+    def __init__(self, site: Site, look: Observer, scope: Scope) -> None:
+        super().__init__(site, scope)
+        self.shown = 0
+        self.last = ""
+        self._look = look
+
+    @property
+    def fired(self) -> int:
+        return self.shown
+
+    def reach(self, value: Any, call: int) -> None:
+        address = self.site.address
+        if address.call is not None and not covers(address.call, call, call + 1):
+            return
+        try:
+            part = part_of(value, address.leaf)
+        except LookupError:
+            self.missed = no_such_leaf(value, address.leaf)
+            return
+        self._show(part.plain() if isinstance(part, Inputs) else part, call)
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+        self._show(grad, call, path)
+
+    def _show(self, value: Any, call: int, path: Path = ()) -> None:
+        site = self.site.at(call, path)
+        live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=lambda x: x)
+        before = [(tensor, _version(tensor)) for _, tensor in leaves(live)]
+        self.shown += 1
+        self.last = describe(live)
+        try:
+            with not_watching(self.scope):
+                self._look(site, live)
+        except Exception as error:
+            error.add_note(f"while observing {site}")
+            raise
+        if any(_version(tensor) != version for tensor, version in before):
+            raise RuntimeError(f"the observer at {site} changed the value in place; observing must change nothing")
+
+
+class observe:
+    """Run a function on the value at each address while the block runs.
+
+        with observe(model, {"**<ReLU>": lambda site, value: print(site, value.mean())}):
+            model(x)
+
+    The function gets the site (`str(site)` is the address of that one value, `site.module` its module) and the value
+    itself, detached but not copied: copy what you keep, and change nothing. An exception in it carries the address.
+    """
+
+    def __init__(self, model: nn.Module, observers: Mapping[Selector, Observer], *, frozen: bool = False) -> None:
+        check_model(model, "observe")
+        if not isinstance(observers, Mapping):
+            kind = type(observers).__name__
+            raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
+        self._session = Session(model, frozen=frozen)
+        self._groups: list[list[_Look]] = []
+        for selector, look in observers.items():
+            if not callable(look):
+                raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
+            self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
+            for tap in self._groups[-1]:
+                _check_call(tap.site)
+                self._session.taps.append(tap)
+
+    def __enter__(self) -> "observe":
+        self._session.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._session.__exit__(kind, *rest)
+        if kind is None:
+            for group in self._groups:
+                if not any(tap.fired for tap in group):
+                    why = self._session.why_silent(group[0])
+                    warnings.warn(f"{group[0].site} was never observed: {why}", TenterhookWarning, stacklevel=2)
+
+    def report(self) -> Report:
+        """Per address: how often it fired, or that it never did and the most likely reason."""
+        return self._session.report((tap, tap.last) for group in self._groups for tap in group)
+
+
+def _check_call(site: Site) -> None:
+    call = site.address.call
+    if call is not None and any(end is not None and end < 0 for end in (call if isinstance(call, tuple) else (call,))):
+        raise AddressError(f"{site}: which call is the last is known only afterwards; observe counts from 0")
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

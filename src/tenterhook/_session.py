@@ -1,0 +1,364 @@
+"""A session: taps say what to do, sites say where, and the session says for how long.
+
+A `Tap` belongs to one site and is itself the PyTorch hook there. It works out whether a call is the session's
+own and which call it is, and hands the value on: `reach` for a value, `arrive` for the gradient of each leaf,
+which it gets by a tensor hook. Verbs are kinds of Tap. `Session` places the taps when it is entered and removes
+exactly those when it is left.
+
+Whose call is it? The scopes of the sessions that are open in this thread or async task are in a context variable:
+a tap that fires outside its scope only counts. A call inside a backward pass is a checkpoint's recomputation and
+is not counted again.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tenterhook import _compiled
+from tenterhook._handles import Hook
+from tenterhook._inputs import InPlaceGuard, Inputs, argument_names, exchange, exchangeable, stand_in
+from tenterhook._replay import Replays
+from tenterhook._sites import Site
+from tenterhook._table import Table
+from tenterhook._tree import Path, describe, leaves, paths_of, pick, rebuild
+from tenterhook._why import why_never_called
+
+_open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
+here = _open_scopes.get
+graph_task = torch._C._current_graph_task_id
+
+
+class Scope:
+    """What the taps of one session share. Holds nothing that holds a tap, so that a session leaves no cycle."""
+
+    def __init__(self, frozen: bool) -> None:
+        self.frozen = frozen
+        self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
+        self._prune_at = 1024
+
+    def add(self, handle: RemovableHandle) -> None:
+        """Remember a tensor hook; those that died with their graph are let go now and then."""
+        self.handles.append(handle)
+        if len(self.handles) > self._prune_at:
+            self.handles = [h for h in self.handles if h.hooks_dict_ref() is not None]
+            self._prune_at = max(1024, 2 * len(self.handles))
+
+    def thaw(self, tensor: Tensor) -> Tensor:
+        """With frozen=True: a tensor that autograd ignored, as one that it follows from here on."""
+        if not self.frozen or tensor.requires_grad or not _can_have_gradient(tensor):
+            return tensor
+        return tensor.detach().requires_grad_().clone() if torch.is_grad_enabled() else tensor
+
+
+class Tap(Hook):
+    """What to do at one site, as a hook. A verb overrides `reach` and `arrive`."""
+
+    calls = 0
+    elsewhere = 0
+    recomputed = 0
+    missed = ""  # why the value was not there when the module ran, for the report
+    _replays: Replays | None = None
+    _names: tuple[str, ...] = ()
+
+    def __init__(self, site: Site, scope: Scope) -> None:
+        self.site = site
+        self.scope = scope
+
+    @property
+    def fired(self) -> int:
+        """How often something came."""
+        raise NotImplementedError
+
+    def reach(self, value: Any, call: int) -> None:
+        """The value at the site, whole, as the model has it."""
+        raise NotImplementedError
+
+    def expect(self, part: Any, call: int) -> None:
+        """The structured value whose leaves' gradients will arrive."""
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+        """The gradient of one leaf of the value of that call."""
+        raise NotImplementedError
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        """The hook: `last` is the output after a forward, the keyword arguments before it."""
+        is_input = self.site.address.role == "in"
+        if is_input and last is None:  # removed while another thread is in this module: torch forgot with_kwargs
+            return None
+        call = self._count()
+        value = Inputs(args, last, self._names) if is_input else last
+        if self.site.address.grad:
+            if call is not None:
+                return self._hook_gradients(value, call)
+            call = self._replays.next_call() if self._replays is not None else None
+            return None if call is None else self._hook_gradients(value, call)
+        if call is not None:
+            self.reach(value, call)
+        return None
+
+    def prepare(self, module: nn.Module) -> None:
+        """Look at the module once, before its hook is placed."""
+        if self.site.address.role == "in":
+            self._names = argument_names(module)
+
+    def hook(self, tensor: Tensor, call: int, path: Path) -> None:
+        """Have `arrive` called with the gradient of one tensor."""
+        if not tensor.requires_grad:
+            self.missed = self._why_no_gradient(tensor, call)
+            return
+        tensor.grad_fn  # noqa: B018 - torch 2.13 can crash in register_hook unless grad_fn was read before
+        self.scope.add(tensor.register_hook(functools.partial(self.arrive, call, path)))
+
+    def _count(self) -> int | None:
+        """The number of this call, if it counts."""
+        if graph_task() != -1:
+            self.recomputed += 1
+        elif self.scope not in here():
+            self.elsewhere += 1
+        else:
+            self.calls += 1
+            return self.calls - 1
+        return None
+
+    def _hook_gradients(self, value: Any, call: int) -> Any:
+        address = self.site.address
+        if isinstance(address.call, int) and address.call >= 0 and address.call != call:
+            return None
+        try:
+            part = part_of(value, address.leaf)
+        except LookupError:
+            self.missed = no_such_leaf(value, address.leaf)
+            return None
+        if isinstance(value, Inputs):
+            return self._hook_inputs(value, part, call)
+        thawed = part
+        if self.scope.frozen:
+            thawed = rebuild(part, lambda _, tensor: self.scope.thaw(tensor), opaque=lambda x: x)
+        if not isinstance(part, Tensor):
+            self.expect(part, call)
+        for path, tensor in leaves(thawed):
+            self.hook(tensor, call, path)
+        if not self.scope.frozen:
+            return None
+        swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
+        return rebuild(value, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=lambda x: x)
+
+    def _hook_inputs(self, value: Inputs, part: Any, call: int) -> Any:
+        """The gradient of an input is the module's own share: see `stand_in`."""
+        if not isinstance(part, Tensor):
+            self.expect(part, call)
+        reachable = {id(tensor) for tensor in exchangeable(value)}
+        swaps: dict[int, Tensor] = {}
+        for path, tensor in leaves(part):
+            if id(tensor) in reachable:
+                if id(tensor) not in swaps:
+                    swaps[id(tensor)] = stand_in(tensor, self.scope.thaw)
+                tensor = swaps[id(tensor)]
+                if (mark := getattr(tensor, "_tenterhook", None)) is not None:
+                    mark.arrivals.append(functools.partial(self.arrive, call, path))
+            self.hook(tensor, call, path)
+        return exchange(value, swaps)
+
+    def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
+        if not _can_have_gradient(tensor):
+            return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
+        if torch.is_grad_enabled():
+            return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
+        if self._replays is None:
+            self._replays = Replays()
+        if self._replays.remember(call):
+            return "its checkpoint was not run again: no backward came inside this session"
+        return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
+
+
+class Session:
+    """Hooks for some taps, from entering to leaving. Not to be entered twice."""
+
+    def __init__(self, model: nn.Module, *, frozen: bool = False) -> None:
+        self.model = weakref.ref(model)
+        self.taps: list[Any] = []
+        self.scope = Scope(frozen)
+        self.ran_eagerly = False
+        self._entered = self._holds_stance = False
+        self._placed: list[tuple[dict[int, Any], int]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> "Session":
+        if self._entered:
+            raise RuntimeError("a session can be entered once; make a new one for the next block")
+        self._entered = True
+        try:
+            self.ran_eagerly = self._holds_stance = _compiled.force_eager()
+            # What register_forward_hook does, less the bookkeeping of options that are not used here: an id
+            # of torch's own, and the hook under it. Placing and removing a hook takes a quarter of the time.
+            key = RemovableHandle.next_id
+            RemovableHandle.next_id += len(self.taps)
+            for tap in self.taps:
+                self._place(tap, key)
+                key += 1
+            _open_scopes.set((*here(), self.scope))
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._leave()
+
+    def _place(self, tap: Tap, key: int) -> None:
+        site = tap.site
+        module = site.module
+        if module is None:
+            raise ReferenceError(f"the module of {site} is gone")
+        if site.kind != "module":
+            _tap_tensor(tap, self._handles)
+        elif isinstance(module, torch.jit.ScriptModule):
+            tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
+        elif site.address.role == "out":
+            hooks = module._forward_hooks
+            self._placed.append((hooks, key))
+            hooks[key] = tap
+        else:
+            tap.prepare(module)
+            self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
+            if site.address.grad:
+                guard = InPlaceGuard(self.scope.add)
+                self._handles.append(module.register_forward_hook(guard, with_kwargs=True))
+
+    def _leave(self) -> None:
+        # Not a context token: a session may be left in another context than it was entered in.
+        _open_scopes.set(tuple(scope for scope in here() if scope is not self.scope))
+        for hooks, key in self._placed:
+            hooks.pop(key, None)
+        for handle in (*self._handles, *self.scope.handles):
+            handle.remove()
+        self._placed.clear()
+        self._handles.clear()
+        self.scope.handles.clear()
+        if self._holds_stance:
+            self._holds_stance = False
+            _compiled.allow_compiled()
+
+    def why_silent(self, tap: Tap) -> str:
+        """The most likely reason that a tap never fired."""
+        site = tap.site
+        if not self._entered:
+            return "the session was never entered; use it as `with capture(...) as seen:`"
+        if tap.missed:
+            return tap.missed
+        if site.kind == "module" and not tap.calls:
+            if tap.elsewhere:
+                return f"its {tap.elsewhere} calls came from another thread or async task than this session's"
+            if tap.recomputed:
+                return "called only inside a backward pass, where a checkpoint recomputes; open the session earlier"
+            return why_never_called(self.model(), site)
+        if site.address.grad:
+            return "no backward inside this session reached it: none ran, or the loss does not depend on it"
+        return f"called {tap.calls} times, but not the call that was asked for"
+
+    def report(self, rows: Iterable[tuple[Tap, str]]) -> "Report":
+        """What fired and what did not; each row is a tap and what it saw, in words."""
+        lines = []
+        for tap, what in rows:
+            fired = f"{tap.fired}×" if tap.fired else "never"
+            lines.append((str(tap.site), fired, what if tap.fired else self.why_silent(tap)))
+        return Report(lines, list(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        if self.ran_eagerly and _compiled.something_was_compiled():
+            yield "compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
+        recomputed = max((tap.recomputed for tap in self.taps), default=0)
+        if recomputed:
+            yield "calls during backward were a checkpoint recomputing, and are not counted again"
+        elsewhere = max((tap.elsewhere for tap in self.taps), default=0)
+        if elsewhere:
+            yield "calls from other threads or async tasks were left alone"
+        if self._turned_fast_path_off():
+            yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
+
+    def _turned_fast_path_off(self) -> bool:
+        model = self.model()
+        hooked = {id(tap.site.module) for tap in self.taps if tap.calls}
+        fused = (m for m in (model.modules() if model is not None else ()) if not m.training)
+        layers = (m for m in fused if isinstance(m, nn.TransformerEncoderLayer))
+        return any(id(inner) in hooked for layer in layers for inner in layer.modules())
+
+
+class Report:
+    """What a session saw, site by site, and why the silent ones stayed silent. Print it."""
+
+    def __init__(self, rows: list[tuple[str, str, str]], notes: list[str]) -> None:
+        self.rows = rows
+        self.notes = notes
+
+    @property
+    def silent(self) -> list[str]:
+        """The addresses at which nothing was seen."""
+        return [address for address, fired, _ in self.rows if fired == "never"]
+
+    def __iter__(self) -> Iterator[tuple[str, str, str]]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self._table()), *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_() + "".join(f"<p>note: {note}</p>" for note in self.notes)
+
+    def _table(self) -> Table:
+        return Table(("address", "fired", "value, or why there is none"), self.rows, right=("fired",))
+
+
+@contextmanager
+def not_watching(scope: Scope) -> Iterator[None]:
+    """Run a user's function without the session seeing the calls that it makes itself."""
+    token = _open_scopes.set(tuple(s for s in here() if s is not scope))
+    try:
+        yield
+    finally:
+        _open_scopes.reset(token)
+
+
+def part_of(value: Any, path: Path) -> Any:
+    """The part of a site's value that an address means; LookupError where there is none."""
+    if path and isinstance(value, Inputs):
+        return pick(value[path[0]], path[1:])
+    return pick(value, path)
+
+
+def no_such_leaf(value: Any, path: Path) -> str:
+    """Says what a value has where the asked leaf was not found."""
+    asked = "".join(f"[{key}]" for key in path)
+    if isinstance(value, Inputs):
+        have = ", ".join(f"[{key}]" for key in value) or "no arguments"
+        return f"it was called without {asked}; it was given {have}"
+    return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
+
+
+def _tap_tensor(tap: Tap, handles: list[RemovableHandle]) -> None:
+    """A parameter or buffer: read once, on entering; its gradient at every backward."""
+    tensor = tap.site.tensor
+    tap.calls = 1
+    if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+        tap.missed = "it is not initialised yet; run the lazy module once before"
+    elif not tap.site.address.grad:
+        tap.reach(tensor, 0)
+    elif not tensor.requires_grad:
+        tap.missed = "frozen: its requires_grad is False"
+    elif hasattr(tensor, "_local_tensor"):  # FSDP2 shards: a tensor hook on a DTensor parameter never fires
+        handles.append(tensor.register_post_accumulate_grad_hook(lambda p: tap.arrive(0, (), p.grad)))
+    else:
+        handles.append(tensor.register_hook(functools.partial(tap.arrive, 0, ())))
+
+
+def _can_have_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

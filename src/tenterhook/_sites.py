@@ -1,0 +1,399 @@
+"""Where things are in a model: names to modules, selectors to sites, and the table of them all.
+
+    sites(model)                      a table; iterating gives a Site each, str(site) is its address
+    resolve(model, "**<ReLU>:in")     the sites that a selector means, or an AddressError that helps
+
+Names are canonical: the parts that DDP, FSDP, torch.compile and checkpoint wrappers add never show. Modules in
+plain lists, tuples and dicts, which `named_modules()` does not see, have names too (`layers.0`).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from tenterhook._address import Address, escape, parse
+from tenterhook._errors import AddressError, close_matches
+from tenterhook._table import Table
+
+Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
+
+_WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
+_MODULE_WRAPPERS = {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine"}
+_TORCH_OWN = frozenset(vars(nn.Module()))
+_PLAIN_CONTAINERS = (list, tuple, dict)
+_LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not modules
+
+
+class Site:
+    """A place in a model where a value exists: a module's input or output, a parameter, a buffer, their gradients."""
+
+    __slots__ = ("_owner", "address", "kind", "wide")
+
+    def __init__(self, address: Address, owner: nn.Module, kind: str, wide: bool) -> None:
+        self.address = address
+        self.kind = kind
+        self.wide = wide  # found by a selector that may mean many, so one that stays silent is no mistake
+        self._owner = weakref.ref(owner)
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def __repr__(self) -> str:
+        return f"<site {self} {self.class_name}>"
+
+    @property
+    def class_name(self) -> str:
+        """The class of the module; `Parameter` or `Buffer` for a tensor of one."""
+        return type(self.module).__name__ if self.kind == "module" else self.kind.capitalize()
+
+    def at(self, call: int, path: tuple[int | str, ...] = ()) -> "Site":
+        """The site of one call, and of one leaf below."""
+        twin = copy(self)
+        twin.address = self.address._replace(call=call, leaf=(*self.address.leaf, *path))
+        return twin
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module (for a parameter or buffer: the one that holds it); None when it is gone."""
+        return self._owner()
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The parameter or buffer itself; None for a module's values, which exist only while it runs."""
+        module = self.module
+        if self.kind == "module" or module is None:
+            return None
+        table = module._parameters if self.kind == "parameter" else module._buffers
+        return table.get(self.address.name.rpartition(".")[2])
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters that the module itself holds."""
+        module = self.module
+        own = {} if module is None else module._parameters
+        return {name: _shape_of(p) for name, p in own.items() if p is not None}
+
+
+class Sites:
+    """The table of a model's sites. Iterate for rows, print for reading."""
+
+    def __init__(self, rows: list[Site], aliases: dict[str, str]) -> None:
+        self.rows = rows
+        self.aliases = aliases
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Site:
+        return self.rows[i]
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        rows = [(str(site), site.class_name, _count(site), self._shapes(site)) for site in self.rows]
+        return Table(("address", "class", "parameters", "shapes"), rows, right=("parameters",))
+
+    def _shapes(self, site: Site) -> str:
+        if (first := self.aliases.get(str(site))) is not None:
+            return f"the same module as {first}"
+        if site.kind != "module":
+            return "" if site.tensor is None else _times(_shape_of(site.tensor))
+        return ", ".join(f"{name} {_times(shape)}" for name, shape in site.shapes.items())
+
+
+def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
+    """Every address of a model, as a table that prints well.
+
+        print(sites(model))
+        [str(site) for site in sites(model, match="**<Conv2d>")]
+
+    The parameters column counts all that are under the module, shared ones once.
+    """
+    check_model(model, "sites")
+    if match != "**":
+        return Sites(resolve(model, match), {})
+    names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    rows = []
+    for name, module in walk(model):
+        first = names.setdefault(id(module), name)
+        if first != name:
+            aliases[escape(name)] = escape(first)
+        rows.append(Site(Address(escape(name)), module, "module", wide=True))
+    return Sites(rows, aliases)
+
+
+def check_model(model: object, verb: str) -> None:
+    """Raise a TypeError that helps unless `model` is a module."""
+    if isinstance(model, nn.Module):
+        return
+    hint = "put the model first, then the addresses" if isinstance(model, str) else "pass the nn.Module itself"
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        hint = f"that is the class; pass an instance, {model.__name__}(...)"
+    raise TypeError(f"{verb} needs a model (torch.nn.Module), got {type(model).__name__}: {hint}")
+
+
+def resolve(model: nn.Module, selector: Selector, *, grad: bool = False) -> list[Site]:
+    """The sites that a selector means, each module once; AddressError where there are none."""
+    if isinstance(selector, str):
+        plain = None if grad else _plain(selector)
+        if plain is not None and (module := _descend(model, plain[1])) is not None:
+            return [Site(plain[0], module, "module", wide=False)]
+        return _resolve_text(model, selector, grad)
+    if isinstance(selector, nn.Module):
+        return [_site_of(model, selector, grad)]
+    if isinstance(selector, type):
+        if not issubclass(selector, nn.Module):
+            raise TypeError(f"a class selector must be a kind of torch.nn.Module, got {selector.__name__}")
+        what = f"no module of class {selector.__name__}"
+        return _matching(model, lambda _, m: isinstance(m, selector), Address(".", grad=grad), what)
+    if callable(selector):
+        what = "no module for which the predicate is true"
+        return _matching(model, lambda name, m: bool(selector(name, m)), Address(".", grad=grad), what)
+    kinds = "an address, a module, a module class, or a function (name, module) -> bool"
+    raise TypeError(f"a selector is {kinds}; got {type(selector).__name__}")
+
+
+def find(model: nn.Module, name: str) -> tuple[str, nn.Module] | None:
+    """The module with a name, written with wrapper parts or without, and the name without them."""
+    module, parts = unwrap(model), []
+    for part in () if name == "." else name.split("."):
+        child = module._modules.get(part)
+        if child is not None:
+            parts.append(part)
+            module = unwrap(child)
+        elif part not in _WRAPPER_PARTS:
+            return None
+    return ".".join(parts) or ".", module
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside DDP, FSDP, torch.compile and checkpoint wrappers."""
+    while len(module._modules) == 1:
+        ((part, child),) = module._modules.items()
+        if part not in _WRAPPER_PARTS or child is None:
+            return module
+        if part == "module" and _MODULE_WRAPPERS.isdisjoint(c.__name__ for c in type(module).__mro__):
+            return module  # somebody's own module that happens to be called "module"
+        module = child
+    return module
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module under every canonical name that it has, parents first; modules in plain lists come last."""
+    visited: set[int] = set()
+    loose: list[tuple[str, nn.Module]] = []
+    yield from _walk_from("", unwrap(model), visited, loose)
+    while loose:
+        name, module = loose.pop(0)
+        if id(module) not in visited:
+            yield from _walk_from(name, unwrap(module), visited, loose)
+
+
+def _walk_from(
+    name: str, module: nn.Module, visited: set[int], loose: list[tuple[str, nn.Module]]
+) -> Iterator[tuple[str, nn.Module]]:
+    stack: list[tuple[str, nn.Module, Any]] = [(name, module, None)]
+    while stack:
+        name, module, ancestors = stack.pop()
+        if id(module) in visited and _is_among(module, ancestors):
+            continue  # a child that holds its own parent: named once, never for ever
+        visited.add(id(module))
+        yield name or ".", module
+        prefix = f"{name}." if name else ""
+        chain = (module, ancestors)
+        for part, child in reversed(module._modules.items()):
+            if child is not None:
+                stack.append((prefix + part, unwrap(child), chain))
+        attributes = vars(module)
+        for part in attributes.keys() - _TORCH_OWN:
+            value = attributes[part]
+            if type(value) in _PLAIN_CONTAINERS and 0 < len(value) <= _LONGEST_LIST:
+                loose.extend(_loose_in(prefix + part, value))
+
+
+def _is_among(module: nn.Module, chain: Any) -> bool:
+    while chain is not None:
+        ancestor, chain = chain
+        if ancestor is module:
+            return True
+    return False
+
+
+def _loose_in(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.Module]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in items:
+        if isinstance(child, nn.Module):
+            yield f"{name}.{key}", child
+        elif depth and type(child) in _PLAIN_CONTAINERS and len(child) <= _LONGEST_LIST:
+            yield from _loose_in(f"{name}.{key}", child, depth - 1)
+
+
+@lru_cache(maxsize=8192)
+def _plain(text: str) -> tuple[Address, tuple[str, ...]] | None:
+    """An address and its parts, where nothing is to be done but to look up a canonical name."""
+    try:
+        address = parse(text)
+    except AddressError:
+        return None
+    parts = () if address.path == "." else tuple(address.path.split("."))
+    is_plain = not (address.is_glob or address.inner or "\\" in address.path)
+    return (address, parts) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
+
+
+def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
+    for part in parts:
+        child = module._modules.get(part)
+        if child is None and (child := unwrap(module)._modules.get(part)) is None:
+            return None
+        module = child
+    return unwrap(module) if len(module._modules) == 1 else module
+
+
+def _resolve_text(model: nn.Module, text: str, grad: bool) -> list[Site]:
+    try:
+        address = parse(text)
+    except AddressError:
+        if find(model, text) is None:  # not an address, but perhaps a name with reserved characters in it
+            raise
+        address = Address(escape(text))
+    if grad and not address.grad:
+        address = address.at(call=address.call, leaf=address.leaf, grad=True)
+    if address.inner:
+        raise AddressError(f"{text!r}: a value inside a forward ({address.inner}) cannot be addressed yet")
+    if address.is_glob:
+        return _resolve_glob(model, text, address)
+    site = _literal(model, address.name, address) or _literal(model, text, address)
+    if site is None:
+        raise _unknown(model, text, address)
+    if site.kind != "module" and (address.role == "in" or address.leaf):
+        what = "inputs and leaves belong to modules"
+        raise AddressError(f"{text!r}: {address.name} is a {site.kind}, which is one tensor; {what}")
+    return [site]
+
+
+def _literal(model: nn.Module, name: str, address: Address) -> Site | None:
+    if (found := find(model, name)) is not None:
+        return Site(_named(address, found[0]), found[1], "module", wide=False)
+    head, _, tail = name.rpartition(".")
+    if (found := find(model, head or ".")) is not None:
+        path, owner = found
+        for kind, table in (("parameter", owner._parameters), ("buffer", owner._buffers)):
+            if table.get(tail) is not None:
+                full = tail if path == "." else f"{path}.{tail}"
+                return Site(_named(address, full), owner, kind, wide=False)
+    for known, module in walk(model):  # last, for it is slow: a module in a plain list
+        if known == name:
+            return Site(_named(address, name), module, "module", wide=False)
+    return None
+
+
+def _named(address: Address, name: str) -> Address:
+    """The address with the canonical name, and without a class filter, in place of what was written."""
+    if address.path == name:
+        return address
+    return Address(escape(name), None, "", address.role, address.leaf, address.call, address.grad)
+
+
+def _site_of(model: nn.Module, module: nn.Module, grad: bool) -> Site:
+    wanted = unwrap(module)
+    for name, known in walk(model):
+        if known is wanted:
+            return Site(Address(escape(name), grad=grad), wanted, "module", wide=False)
+    # Not in the model, as far as can be seen: held by a closure, say. The caller has it, so it can be hooked.
+    return Site(Address(f"{type(wanted).__name__} at {id(wanted):#x}", grad=grad), wanted, "module", wide=False)
+
+
+def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
+    whole = address.pattern().fullmatch
+    every = address.path == "**"
+    cls = address.cls
+
+    def wanted(name: str, thing: Any) -> bool:
+        named = every or whole("" if name == "." else name + ".") is not None
+        return named and (cls is None or any(c.__name__ == cls for c in type(thing).__mro__))
+
+    found = _each_once(walk(model), wanted, address, "module")
+    if not found and address.role == "out" and not address.leaf:
+        for kind in ("parameter", "buffer"):
+            found += _each_once(_tensors(model, kind), wanted, address, kind)
+    if not found:
+        raise _unknown(model, text, address)
+    return found
+
+
+def _matching(model: nn.Module, wanted: Callable[[str, nn.Module], bool], address: Address, what: str) -> list[Site]:
+    found = _each_once(walk(model), wanted, address, "module")
+    if not found:
+        classes = sorted({type(m).__name__ for _, m in walk(model)})
+        raise AddressError(f"{what} in {type(model).__name__}; its classes are {', '.join(classes)}")
+    return found
+
+
+def _each_once(
+    named: Iterator[tuple[str, Any]], wanted: Callable[[str, Any], bool], address: Address, kind: str
+) -> list[Site]:
+    found: dict[int, Site] = {}
+    for name, thing in named:
+        owner, thing = thing if kind != "module" else (thing, thing)
+        if id(thing) not in found and wanted(name, thing):
+            found[id(thing)] = Site(_named(address, name), owner, kind, wide=True)
+    return list(found.values())
+
+
+def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
+    for name, module in walk(model):
+        prefix = "" if name == "." else f"{name}."
+        for part, tensor in (module._parameters if kind == "parameter" else module._buffers).items():
+            if tensor is not None:
+                yield prefix + part, (module, tensor)
+
+
+def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
+    modules = list(walk(model))
+    lines = [f"nothing in {type(model).__name__} answers to {text!r}"]
+    if address.cls is not None:
+        classes = [type(m).__name__ for _, m in modules]
+        near = close_matches(address.cls, classes)
+        lines.append(f"its classes are {', '.join(sorted(set(classes)))}")
+    else:
+        names = [name for name, _ in modules]
+        names += [name for kind in ("parameter", "buffer") for name, _ in _tensors(model, kind)]
+        near = close_matches(address.name, names)
+    if near:
+        lines.append(f"did you mean {', '.join(near)}?")
+    lines.append("all addresses: print(tenterhook.sites(model)), or `tenterhook sites FILE.py:factory`")
+    return AddressError("\n  ".join(lines))
+
+
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    return () if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) else tuple(tensor.shape)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _count(site: Site) -> str:
+    if site.kind != "module":
+        return "" if site.tensor is None else f"{site.tensor.numel():,}"
+    module = site.module
+    total = 0 if module is None else sum(_numel(p) for p in module.parameters())
+    return f"{total:,}" if total else ""
+
+
+def _numel(p: Any) -> int:
+    return 0 if isinstance(p, nn.UninitializedParameter) else int(p.numel())

@@ -1,0 +1,154 @@
+"""Structured values: their tensors (the leaves), by path, and the same structure with other leaves.
+
+    leaves((a, {"b": b}))             [((0,), a), ((1, "b"), b)]
+    pick((a, {"b": b}), (1, "b"))     b
+    rebuild(value, f)                 f(path, tensor) at every leaf; the containers keep their types
+
+Tuples, lists, dicts, namedtuples, dataclasses, Hugging Face's ModelOutput, and every type registered with
+torch.utils._pytree. Anything else is opaque: it is not looked into, and `rebuild` puts a note in its place
+unless it is a plain constant, so that keeping a structure never keeps what was not asked for.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tenterhook._address import Leaf
+
+Path = tuple[Leaf, ...]
+_CONSTANTS = (str, bytes, bool, int, float, complex, torch.dtype, torch.device, torch.Size)
+
+
+class Omitted:
+    """Stands for an object inside a kept structure that is no tensor and was therefore not kept."""
+
+    def __init__(self, value: object) -> None:
+        self.kind = type(value).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}: not a tensor, not kept>"
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in a value, with its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+    else:
+        for key, child in _children(value):
+            yield from leaves(child, (*path, key))
+
+
+def pick(value: Any, path: Path) -> Any:
+    """The part of a value at a path; LookupError where there is none."""
+    for key in path:
+        value = _child(value, key)
+    return value
+
+
+def rebuild(
+    value: Any,
+    change: Callable[[Path, Tensor], Any],
+    path: Path = (),
+    opaque: Callable[[Any], Any] = Omitted,
+) -> Any:
+    """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of what is unknown."""
+    if isinstance(value, Tensor):
+        return change(path, value)
+    children = _children(value)
+    if not children:
+        constant = value is None or isinstance(value, _CONSTANTS) or _is_container(value)
+        return value if constant else opaque(value)
+    return _like(value, [rebuild(child, change, (*path, key), opaque) for key, child in children])
+
+
+def describe(value: Any) -> str:
+    """A value in a few words: `8×32 float32`, `(2 leaves) tuple`."""
+    if isinstance(value, Tensor):
+        size = "×".join(map(str, _shape(value))) or "scalar"
+        return f"{size} {str(value.dtype).removeprefix('torch.')}"
+    if value is None or isinstance(value, _CONSTANTS):
+        return repr(value)
+    keys = [key for key, _ in _children(value)]
+    return f"{type(value).__name__}({', '.join(map(str, keys))})" if keys else type(value).__name__
+
+
+def paths_of(value: Any) -> str:
+    """The leaves that a value has, as an error lists them: `[0], [1][h]`."""
+    found = ["".join(f"[{key}]" for key in path) for path, _ in leaves(value)]
+    return ", ".join(found[:8]) + (", …" if len(found) > 8 else "") if any(found) else "none: it is one tensor"
+
+
+def _shape(value: Tensor) -> tuple[Any, ...]:
+    # A strided nested tensor has no shape; its sizes are per row.
+    return ("nested",) if value.is_nested else tuple(value.shape)
+
+
+def _children(value: Any) -> list[tuple[Leaf, Any]]:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return list(enumerate(value))
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return list(zip(kind._fields, value, strict=True))
+    if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
+        if node.flatten_with_keys_fn is not None:
+            keyed, _ = node.flatten_with_keys_fn(value)
+            return [(_key(entry), child) for entry, child in keyed]
+        return list(enumerate(node.flatten_fn(value)[0]))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    return []
+
+
+def _child(value: Any, key: Leaf) -> Any:
+    children = _children(value)
+    for known, child in children:
+        if known == key or str(known) == str(key):
+            return child
+    if isinstance(key, int) and -len(children) <= key < len(children) and not _has_integer_keys(value):
+        return children[key][1]  # a namedtuple, dataclass or ModelOutput by position
+    raise LookupError(key)
+
+
+def _has_integer_keys(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(key, int) for key in value)
+
+
+def _key(entry: Any) -> Leaf:
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping)) or type(value) in pytree.SUPPORTED_NODES
+
+
+def _like(value: Any, children: list[Any]) -> Any:
+    """A container of the same type with other children."""
+    kind = type(value)
+    if kind is dict:
+        return dict(zip(value, children, strict=True))
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
+        return kind._make(children)
+    if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
+        return node.unflatten_fn(children, node.flatten_fn(value)[1])
+    if isinstance(value, (tuple, list)):
+        return kind(children)
+    # A dataclass or an unregistered mapping: a shallow copy keeps the type without running __init__ again.
+    twin = copy.copy(value)
+    for (key, _), child in zip(_children(value), children, strict=True):
+        if isinstance(value, Mapping):
+            twin[key] = child
+        else:
+            object.__setattr__(twin, str(key), child)
+    return twin

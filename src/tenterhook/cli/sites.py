@@ -1,0 +1,70 @@
+"""Print the addresses of a model: name, class, parameters and their shapes."""
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from tenterhook._errors import TenterhookError, close_matches
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tenterhook sites`."""
+    parser.add_argument(
+        "model", metavar="FILE.py:FACTORY", help="a function that returns the model, or the model itself"
+    )
+    parser.add_argument("--match", metavar="GLOB", default="**", help="only these, e.g. 'encoder.**<Linear>'")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; 0, or 2 with a message where that cannot be done."""
+    from tenterhook._sites import sites  # torch takes a second: only once the arguments are known to be right
+
+    try:
+        model = load(options.model)
+        print(sites(model, match=options.match))
+    except (TenterhookError, LoadError, TypeError) as error:
+        print(f"tenterhook sites: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class LoadError(Exception):
+    """FILE.py:FACTORY could not be turned into an object; the message says at which step."""
+
+
+def load(spec: str) -> Any:
+    """The object that `FILE.py:name` means; a function (not a module) is called without arguments."""
+    file, colon, name = spec.rpartition(":")
+    if not colon or not file or not name:
+        raise LoadError(f"{spec!r} is not FILE.py:FACTORY, for example model.py:build")
+    path = Path(file)
+    if not path.is_file():
+        raise LoadError(f"there is no file {file}")
+    module = _import(path)
+    if not hasattr(module, name):
+        near = close_matches(name, [n for n in vars(module) if not n.startswith("_")])
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise LoadError(f"{file} has no {name!r}{hint}")
+    thing = getattr(module, name)
+    if callable(thing) and not hasattr(thing, "_modules"):
+        try:
+            return thing()
+        except Exception as error:
+            raise LoadError(f"{name}() in {file} raised {type(error).__name__}: {error}") from error
+    return thing
+
+
+def _import(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE.py` would have it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise LoadError(f"{path} raised {type(error).__name__} on import: {error}") from error
+    return module

@@ -1,0 +1,44 @@
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from tenterhook import _compiled, _session
+from tenterhook._handles import Hook
+
+
+def ours(model: nn.Module) -> list[str]:
+    """Where hooks of tenterhook sit in a model."""
+    found = []
+    for name, module in model.named_modules():
+        for table in (module._forward_hooks, module._forward_pre_hooks):
+            found += [name or "." for hook in table.values() if isinstance(hook, Hook)]
+        found += [name for key in module._forward_hooks_with_kwargs if key not in module._forward_hooks]
+        found += [name for key in module._forward_pre_hooks_with_kwargs if key not in module._forward_pre_hooks]
+    for name, parameter in model.named_parameters():
+        found += [name for table in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks) if table]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(monkeypatch):
+    """Fails a test whose sessions leave a hook, an open scope or a compiler stance."""
+    models = []
+    plain = _session.Session.__init__
+
+    def remember(self, model, **options):
+        models.append(weakref.ref(model))
+        plain(self, model, **options)
+
+    monkeypatch.setattr(_session.Session, "__init__", remember)
+    yield
+    left = [where for ref in models if (model := ref()) is not None for where in ours(model)]
+    assert not left, f"hooks left behind: {left}"
+    assert _session.here() == (), "a scope is still open"
+    assert _compiled._open == 0, "the compiler stance was not put back"
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    torch.manual_seed(0)
