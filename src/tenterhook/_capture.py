@@ -58,6 +58,7 @@ class capture:
             sites += [_gradient_of(site) for site in sites if not site.address.grad]
         if stop:
             _check_stop(sites)
+        self._model = model  # what was captured does not hold on to it, but the session must
         self._session = session = Session(model, frozen=frozen)
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, simple)

@@ -1,6 +1,7 @@
 """Captured: what a session kept, by address."""
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +114,9 @@ class Captured:
                 silent.append(f"{address}: only {tap.site} was captured; ask for the whole value or that leaf")
                 continue
             total = tap.calls
-            for turn, entry in enumerate(tap.entries):
+            turns: Counter[int] = Counter()  # the backward passes of each call
+            for entry in tap.entries:
+                turns[entry.call] += 1
                 if not covers(address.call, entry.call, total):
                     continue
                 exact = address.at(call=entry.call, leaf=address.leaf, grad=address.grad)
@@ -124,8 +127,7 @@ class Captured:
                     silent.append(f"{exact}: no such leaf; {there}")
                     continue
                 _check_versions(entry, exact)
-                key = (entry.call, turn if tap.site.address.grad else 0)
-                found.setdefault(key, (str(exact), _shown(value)))
+                found.setdefault((entry.call, turns[entry.call]), (str(exact), _shown(value)))
             if not tap.entries:
                 silent.append(f"{tap.site} never came: {self._session.why_silent(tap)}")
             elif not found:

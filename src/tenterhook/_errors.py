@@ -39,9 +39,9 @@ class TenterhookWarning(UserWarning):
 
 
 def close_matches(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """The known names nearest to a misspelt one: by spelling, else by their last part."""
+    """The known names nearest to a misspelt one: those with the same last part, then those spelt alike."""
     known = list(dict.fromkeys(known))
-    found = get_close_matches(name, known, n=most, cutoff=0.6)
     tail = name.rsplit(".", 1)[-1]
-    found += [other for other in known if other.rsplit(".", 1)[-1] == tail and other not in found]
-    return found[:most]
+    same_tail = [other for other in known if other.rsplit(".", 1)[-1] == tail]
+    alike = get_close_matches(name, known, n=most, cutoff=0.6)
+    return list(dict.fromkeys([*same_tail[: most // 2], *alike]))[:most]

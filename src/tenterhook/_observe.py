@@ -74,6 +74,7 @@ class observe:
         if not isinstance(observers, Mapping):
             kind = type(observers).__name__
             raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
+        self._model = model  # sites refer to it weakly
         self._session = Session(model, frozen=frozen)
         self._groups: list[list[_Look]] = []
         for selector, look in observers.items():

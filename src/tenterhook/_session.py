@@ -11,6 +11,7 @@ is not counted again.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from tenterhook import _compiled
 from tenterhook._handles import Hook
-from tenterhook._inputs import InPlaceGuard, Inputs, argument_names, exchange, exchangeable, stand_in
+from tenterhook._inputs import Inputs, argument_names
 from tenterhook._replay import Replays
+from tenterhook._share import OwnShares
 from tenterhook._sites import Site
 from tenterhook._table import Table
 from tenterhook._tree import Path, describe, leaves, paths_of, pick, rebuild
@@ -63,9 +65,12 @@ class Tap(Hook):
     calls = 0
     elsewhere = 0
     recomputed = 0
+    is_view = False
     missed = ""  # why the value was not there when the module ran, for the report
+    pending: dict[int, tuple[OwnShares, list[tuple[Tensor, int, Tensor]]]]
     _replays: Replays | None = None
     _names: tuple[str, ...] = ()
+    _on_leaf: dict[int, RemovableHandle] | None = None
 
     def __init__(self, site: Site, scope: Scope) -> None:
         self.site = site
@@ -92,16 +97,30 @@ class Tap(Hook):
         is_input = self.site.address.role == "in"
         if is_input and last is None:  # removed while another thread is in this module: torch forgot with_kwargs
             return None
-        call = self._count()
         value = Inputs(args, last, self._names) if is_input else last
-        if self.site.address.grad:
+        call = self._count()
+        if not self.site.address.grad:
             if call is not None:
-                return self._hook_gradients(value, call)
-            call = self._replays.next_call() if self._replays is not None else None
-            return None if call is None else self._hook_gradients(value, call)
-        if call is not None:
-            self.reach(value, call)
-        return None
+                self.reach(value, call)
+            return None
+        if call is None and self._replays is not None:
+            call = self._replays.next_call()
+        if call is None or not self._wants(call):
+            return None
+        try:
+            part = part_of(value, self.site.address.leaf)
+        except LookupError:
+            self.missed = no_such_leaf(value, self.site.address.leaf)
+            return None
+        if not isinstance(part, Tensor):
+            self.expect(part, call)
+        thawed = self._thaw(part)
+        if is_input:
+            self._await_shares(thawed, part, call, id(sys._getframe(1)))
+        else:
+            for path, tensor in leaves(thawed):
+                self.hook(tensor, call, path)
+        return None if thawed is part else _with_thawed(value, part, thawed)
 
     def prepare(self, module: nn.Module) -> None:
         """Look at the module once, before its hook is placed."""
@@ -113,8 +132,15 @@ class Tap(Hook):
         if not tensor.requires_grad:
             self.missed = self._why_no_gradient(tensor, call)
             return
-        tensor.grad_fn  # noqa: B018 - torch 2.13 can crash in register_hook unless grad_fn was read before
-        self.scope.add(tensor.register_hook(functools.partial(self.arrive, call, path)))
+        self.is_view = self.is_view or tensor._is_view()
+        is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
+        handle = tensor.register_hook(functools.partial(self.arrive, call, path))
+        self.scope.add(handle)
+        if is_leaf:  # it outlives the graph, so the last call that returned it owns its gradient
+            self._on_leaf = {} if self._on_leaf is None else self._on_leaf
+            if (before := self._on_leaf.pop(id(tensor), None)) is not None:
+                before.remove()
+            self._on_leaf[id(tensor)] = handle
 
     def _count(self) -> int | None:
         """The number of this call, if it counts."""
@@ -123,48 +149,44 @@ class Tap(Hook):
         elif self.scope not in here():
             self.elsewhere += 1
         else:
-            self.calls += 1
-            return self.calls - 1
+            call = self.calls
+            self.calls = call + 1
+            return call
         return None
 
-    def _hook_gradients(self, value: Any, call: int) -> Any:
-        address = self.site.address
-        if isinstance(address.call, int) and address.call >= 0 and address.call != call:
-            return None
-        try:
-            part = part_of(value, address.leaf)
-        except LookupError:
-            self.missed = no_such_leaf(value, address.leaf)
-            return None
-        if isinstance(value, Inputs):
-            return self._hook_inputs(value, part, call)
-        thawed = part
-        if self.scope.frozen:
-            thawed = rebuild(part, lambda _, tensor: self.scope.thaw(tensor), opaque=lambda x: x)
-        if not isinstance(part, Tensor):
-            self.expect(part, call)
-        for path, tensor in leaves(thawed):
-            self.hook(tensor, call, path)
-        if not self.scope.frozen:
-            return None
-        swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
-        return rebuild(value, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=lambda x: x)
+    def _wants(self, call: int) -> bool:
+        asked = self.site.address.call
+        return not isinstance(asked, int) or asked < 0 or asked == call
 
-    def _hook_inputs(self, value: Inputs, part: Any, call: int) -> Any:
-        """The gradient of an input is the module's own share: see `stand_in`."""
-        if not isinstance(part, Tensor):
-            self.expect(part, call)
-        reachable = {id(tensor) for tensor in exchangeable(value)}
-        swaps: dict[int, Tensor] = {}
-        for path, tensor in leaves(part):
-            if id(tensor) in reachable:
-                if id(tensor) not in swaps:
-                    swaps[id(tensor)] = stand_in(tensor, self.scope.thaw)
-                tensor = swaps[id(tensor)]
-                if (mark := getattr(tensor, "_tenterhook", None)) is not None:
-                    mark.arrivals.append(functools.partial(self.arrive, call, path))
-            self.hook(tensor, call, path)
-        return exchange(value, swaps)
+    def _thaw(self, part: Any) -> Any:
+        if not self.scope.frozen:
+            return part
+        return rebuild(part, lambda _, tensor: self.scope.thaw(tensor), opaque=lambda x: x)
+
+    def _await_shares(self, thawed: Any, part: Any, call: int, frame: int) -> None:
+        """Before the forward: note whose gradients are wanted; `after` finds who used them."""
+        inputs, copies = [], []
+        for (path, tensor), (_, original) in zip(leaves(thawed), leaves(part), strict=True):
+            if tensor is not original:  # a copy that only this module will use
+                copies.append((tensor, tensor._version, original))
+                self.hook(tensor, call, path)
+            elif tensor.requires_grad and torch.is_grad_enabled():
+                inputs.append((tensor, functools.partial(self.arrive, call, path)))
+            else:
+                self.missed = self._why_no_gradient(tensor, call)
+        # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
+        self.pending[frame] = (OwnShares(inputs), copies)
+
+    def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> None:
+        """After the forward: hook whatever used the inputs."""
+        shares, copies = self.pending.pop(frame, (None, ()))
+        for copied, version, original in copies:
+            if copied._version != version:  # the module wrote into its input: the caller's tensor must see that
+                with torch.no_grad():
+                    original.copy_(copied)
+        if shares is not None:
+            for handle in shares.hook(module, given, output):
+                self.scope.add(handle)
 
     def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
         if not _can_have_gradient(tensor):
@@ -176,6 +198,17 @@ class Tap(Hook):
         if self._replays.remember(call):
             return "its checkpoint was not run again: no backward came inside this session"
         return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
+
+
+class _After(Hook):
+    """The forward hook beside a tap on the gradient of an input."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+
+    def __call__(self, module: nn.Module, *given_and_output: Any) -> None:
+        *given, output = given_and_output
+        self.tap.after(id(sys._getframe(1)), module, given, output)
 
 
 class Session:
@@ -229,8 +262,8 @@ class Session:
             tap.prepare(module)
             self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
             if site.address.grad:
-                guard = InPlaceGuard(self.scope.add)
-                self._handles.append(module.register_forward_hook(guard, with_kwargs=True))
+                tap.pending = {}
+                self._handles.append(module.register_forward_hook(_After(tap), with_kwargs=True))
 
     def _leave(self) -> None:
         # Not a context token: a session may be left in another context than it was entered in.
@@ -260,7 +293,8 @@ class Session:
                 return "called only inside a backward pass, where a checkpoint recomputes; open the session earlier"
             return why_never_called(self.model(), site)
         if site.address.grad:
-            return "no backward inside this session reached it: none ran, or the loss does not depend on it"
+            view = ", or the base of this view was changed in place" if tap.is_view else ""
+            return f"no backward inside this session reached it: none ran, or the loss does not need it{view}"
         return f"called {tap.calls} times, but not the call that was asked for"
 
     def report(self, rows: Iterable[tuple[Tap, str]]) -> "Report":
@@ -326,6 +360,16 @@ def not_watching(scope: Scope) -> Iterator[None]:
         yield
     finally:
         _open_scopes.reset(token)
+
+
+def _with_thawed(value: Any, part: Any, thawed: Any) -> Any:
+    """The value as the hook hands it back, with thawed tensors in it."""
+    swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
+
+    def swap(x: Any) -> Any:
+        return rebuild(x, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=lambda y: y)
+
+    return (swap(value.args), swap(value.kwargs)) if isinstance(value, Inputs) else swap(value)
 
 
 def part_of(value: Any, path: Path) -> Any:

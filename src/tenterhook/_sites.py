@@ -13,6 +13,7 @@ from copy import copy
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tenterhook._address import Address, escape, parse
@@ -81,7 +82,8 @@ class Site:
 class Sites:
     """The table of a model's sites. Iterate for rows, print for reading."""
 
-    def __init__(self, rows: list[Site], aliases: dict[str, str]) -> None:
+    def __init__(self, model: nn.Module, rows: list[Site], aliases: dict[str, str]) -> None:
+        self.model = model  # rows refer to their modules weakly
         self.rows = rows
         self.aliases = aliases
 
@@ -124,7 +126,7 @@ def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
     """
     check_model(model, "sites")
     if match != "**":
-        return Sites(resolve(model, match), {})
+        return Sites(model, resolve(model, match), {})
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     rows = []
@@ -133,7 +135,7 @@ def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
         if first != name:
             aliases[escape(name)] = escape(first)
         rows.append(Site(Address(escape(name)), module, "module", wide=True))
-    return Sites(rows, aliases)
+    return Sites(model, rows, aliases)
 
 
 def check_model(model: object, verb: str) -> None:
@@ -171,7 +173,7 @@ def find(model: nn.Module, name: str) -> tuple[str, nn.Module] | None:
     """The module with a name, written with wrapper parts or without, and the name without them."""
     module, parts = unwrap(model), []
     for part in () if name == "." else name.split("."):
-        child = module._modules.get(part)
+        child = dict(module._modules.items()).get(part)  # a ScriptModule's is no dict
         if child is not None:
             parts.append(part)
             module = unwrap(child)
@@ -255,7 +257,10 @@ def _plain(text: str) -> tuple[Address, tuple[str, ...]] | None:
 
 
 def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
+    """The fast way down; None where `find` should look."""
     for part in parts:
+        if isinstance(module, torch.jit.ScriptModule):
+            return None
         child = module._modules.get(part)
         if child is None and (child := unwrap(module)._modules.get(part)) is None:
             return None
@@ -264,12 +269,8 @@ def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
 
 
 def _resolve_text(model: nn.Module, text: str, grad: bool) -> list[Site]:
-    try:
-        address = parse(text)
-    except AddressError:
-        if find(model, text) is None:  # not an address, but perhaps a name with reserved characters in it
-            raise
-        address = Address(escape(text))
+    # A module may be called "a:b" or "x/y": then its bare name means that module.
+    address = parse(text) if find(model, text) is None else Address(escape(text))
     if grad and not address.grad:
         address = address.at(call=address.call, leaf=address.leaf, grad=True)
     if address.inner:

@@ -14,7 +14,8 @@ from torch import nn
 
 from tenterhook._sites import Site, find
 
-_LOADS = {"LOAD_ATTR", "LOAD_METHOD"}
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
 
 
 def why_never_called(model: nn.Module | None, site: Site) -> str:
@@ -24,26 +25,18 @@ def why_never_called(model: nn.Module | None, site: Site) -> str:
         return "the model is gone"
     if is_container(module):
         return f"a {type(module).__name__} is a container that is never called; ask for its children"
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it runs as TorchScript, which calls no Python hooks; ask for the Python module around it"
-    head, _, name = site.address.name.rpartition(".")
-    found = find(model, head or ".")
-    parent = found[1] if found is not None else None
-    while parent is not None and is_container(parent):
-        head, _, name = head.rpartition(".")
-        found = find(model, head or ".")
-        parent = found[1] if found is not None and found[1] is not parent else None
+    parent, name, items = _caller(model, site.address.name)
     if parent is None or parent is module:
         return "it was not called inside this session"
-    where = f"{type(parent).__name__} "
+    where = type(parent).__name__
     if isinstance(parent, torch.jit.ScriptModule):
-        return f"{where}runs as TorchScript, which calls no Python hooks"
-    uses = set(_uses(parent, name))
-    if "forward" in uses:
-        return f"{where}calls its .forward() directly, which goes around hooks; call the module instead"
-    if uses & {"weight", "bias", "in_proj_weight", *module._parameters}:
-        return f"{where}uses its weights directly (a fused kernel), so it is never called"
-    return f"not reached: {where}did not call it inside this session"
+        return f"{where} runs as TorchScript, which calls no Python hooks"
+    reads = {attribute for code in _methods(parent) for attribute in _reads(code, name, items)}
+    if "forward" in reads:
+        return f"{where} calls its .forward() directly, which goes around hooks; call the module instead"
+    if reads & {"weight", "bias", *module._parameters}:
+        return f"{where} uses its weights directly (a fused kernel), so it is never called"
+    return f"not reached: {where} did not call it inside this session"
 
 
 def is_container(module: nn.Module) -> bool:
@@ -51,36 +44,47 @@ def is_container(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
 
 
-def _uses(parent: nn.Module, child: str) -> Iterator[str]:
-    """The attributes that a module's own methods read from its child: forward, weight, …"""
-    for cls in type(parent).__mro__:
-        if cls is nn.Module:
-            return
+def _caller(model: nn.Module, name: str) -> tuple[nn.Module | None, str, bool]:
+    """The module whose forward should call the named one, its name in there, and whether that is a list of such."""
+    items = False
+    while name not in (".", ""):
+        head, _, tail = name.rpartition(".")
+        found = find(model, head or ".")
+        if found is None or not is_container(found[1]):
+            return (found[1] if found is not None else None), tail, items
+        name, items = head, True
+    return None, "", items
+
+
+def _methods(module: nn.Module) -> Iterator[types.CodeType]:
+    for cls in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
         for member in vars(cls).values():
             if isinstance(member, types.FunctionType):
-                yield from _reads(member.__code__, child)
+                yield member.__code__
 
 
-def _reads(code: types.CodeType, child: str) -> Iterator[str]:
-    loads = [(i.opname, i.argval) for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PRECALL")]
-    held: set[str] = set()  # locals that hold the child, or an item of the container that is called `child`
-    for (op, name), (next_op, next_name) in pairwise(loads):
-        reads_child = (op in _LOADS and name == child) or (op == "LOAD_FAST" and name in held)
-        if reads_child and next_op in _LOADS:
-            yield str(next_name)
-        if op in _LOADS and name == child and next_op == "STORE_FAST":
-            held.add(next_name)
-    if any(op in _LOADS and name == child for op, name in loads):
-        yield from _reads_of_items(loads)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _reads(const, child)
+def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
+    """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
+    steps = list(_steps(code))
+    held = {child} if not items else set()  # the names that hold the child, starting with its own
+    for (op, name), (following, target) in pairwise(steps):
+        takes = op == "FOR_ITER" if items else op in _LOADS and name == child
+        if takes and following == "STORE_FAST" and any(n == child for _, n in steps):
+            held.add(target)
+    for (op, name), (following, attribute) in pairwise(steps):
+        if following in _LOADS and (name in held if op in (*_LOADS, "LOAD_FAST") else items and op in _SUBSCRIPTS):
+            yield attribute
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _reads(constant, child, items)
 
 
-def _reads_of_items(loads: list[tuple[str, object]]) -> Iterator[str]:
-    """`for layer in self.layers: layer.forward(x)` and `self.layers[0].forward(x)`."""
-    items = {n for (op, _), (next_op, n) in pairwise(loads) if op == "FOR_ITER"}
-    for (op, name), (next_op, next_name) in pairwise(loads):
-        from_item = (op == "LOAD_FAST" and name in items) or op == "BINARY_SUBSCR"
-        if from_item and next_op in _LOADS and next_name == "forward":
-            yield "forward"
+def _steps(code: types.CodeType) -> Iterator[tuple[str, str]]:
+    """(operation, name), with the fused operations of newer Pythons (STORE_FAST_LOAD_FAST) taken apart."""
+    for instruction in dis.get_instructions(code):
+        name, argument = instruction.opname, instruction.argval
+        if isinstance(argument, tuple) and name.count("_FAST") == 2:
+            yield name[: name.index("_FAST") + 5], argument[0]
+            yield name[name.index("_FAST") + 6 :], argument[1]
+        elif name not in ("CACHE", "PRECALL"):
+            yield name.removesuffix("_CHECK").removesuffix("_BORROW"), str(argument)

@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+
+from tenterhook.cli import main
+
+SOURCE = """
+from torch import nn
+from helper_for_tests import width
+
+def build():
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+ready = build()
+number = 3
+
+def broken():
+    raise ValueError("no weights here")
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    (tmp_path / "helper_for_tests.py").write_text("width = 8")
+    (tmp_path / "net_for_tests.py").write_text(SOURCE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return str(tmp_path / "net_for_tests.py")
+
+
+@pytest.mark.parametrize("name", ["build", "ready"])
+def test_sites_prints_the_table(file, name, capsys):
+    assert main(["sites", f"{file}:{name}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "address  class       parameters  shapes",
+        "───────  ──────────  ──────────  ──────────────────",
+        ".        Sequential          58",
+        "0        Linear              40  weight 8×4, bias 8",
+        "1        ReLU",
+        "2        Linear              18  weight 2×8, bias 2",
+    ]
+
+
+def test_sites_match(file, capsys):
+    assert main(["sites", f"{file}:build", "--match", "**.bias"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "0.bias   Parameter           8  8",
+        "2.bias   Parameter           2  2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "match", "message"),
+    [
+        ("net_for_tests.py", "**", "is not FILE.py:FACTORY"),
+        ("nowhere.py:build", "**", "there is no file nowhere.py"),
+        ("{file}:biuld", "**", "has no 'biuld'; did you mean build"),
+        ("{file}:broken", "**", "broken() in {file} raised ValueError: no weights here"),
+        ("{file}:number", "**", "needs a model (torch.nn.Module), got int"),
+        ("{file}:build", "conv*", "nothing in Sequential answers to 'conv*'"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_one_message(file, spec, match, message, capsys):
+    assert main(["sites", spec.format(file=file), "--match", match]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("tenterhook sites: ")
+    assert message.format(file=file) in err
+
+
+def test_python_dash_m_and_the_script_are_the_same(file):
+    for command in ([sys.executable, "-m", "tenterhook"], [sys.executable.replace("python", "tenterhook")]):
+        done = subprocess.run([*command, "sites", f"{file}:build"], capture_output=True, text=True, check=True)
+        assert "weight 8×4" in done.stdout

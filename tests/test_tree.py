@@ -1,0 +1,125 @@
+import dataclasses
+from collections import OrderedDict, UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from transformers.modeling_outputs import BaseModelOutput
+
+from tenterhook._tree import Omitted, describe, leaves, paths_of, pick, rebuild
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    note: str
+
+
+@dataclasses.dataclass
+class Checked:
+    x: torch.Tensor
+    size: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = self.x.numel()
+
+
+class Box:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+class Keyed(Box):
+    pass
+
+
+pytree.register_pytree_node(Box, lambda b: ([b.inside], None), lambda c, _: Box(*c))
+pytree.register_pytree_node(
+    Keyed,
+    lambda b: ([b.inside], None),
+    lambda c, _: Keyed(*c),
+    flatten_with_keys_fn=lambda b: ([(pytree.GetAttrKey("inside"), b.inside)], None),
+)
+
+a, b = torch.arange(3.0), torch.ones(2)
+CASES = [
+    (a, [()]),
+    ((a, b), [(0,), (1,)]),
+    ([a, {"k": b}], [(0,), (1, "k")]),
+    (Pair(a, (b,)), [("left",), ("right", 0)]),
+    (OrderedDict(p=a, q=b), [("p",), ("q",)]),
+    (UserDict(p=a), [("p",)]),
+    (Frozen(a, "n"), [("x",)]),
+    (Checked(a), [("x",)]),
+    (
+        BaseModelOutput(last_hidden_state=a, hidden_states=(a, b)),
+        [("last_hidden_state",), ("hidden_states", 0), ("hidden_states", 1)],
+    ),
+    (Box((a, b)), [(0, 0), (0, 1)]),
+    (Keyed(a), [("inside",)]),
+    ({0: a, "1": b}, [(0,), ("1",)]),
+    ((), []),
+    (None, []),
+    ("text", []),
+]
+
+
+@pytest.mark.parametrize(("value", "paths"), CASES, ids=lambda x: type(x).__name__)
+def test_leaves_pick_and_rebuild_agree(value, paths):
+    found = list(leaves(value))
+    assert [path for path, _ in found] == paths
+    for path, tensor in found:
+        assert pick(value, path) is tensor
+    doubled = rebuild(value, lambda path, tensor: tensor * 2)
+    assert type(doubled) is type(value)
+    assert [path for path, _ in leaves(doubled)] == paths
+    for path, tensor in found:
+        assert torch.equal(pick(doubled, path), tensor * 2)
+
+
+def test_rebuild_leaves_the_original_alone():
+    inner = {"k": a}
+    value = Frozen(a, "n"), [inner]
+    rebuild(value, lambda path, tensor: tensor + 1)
+    assert value[0].x is a
+    assert inner["k"] is a
+
+
+def test_what_is_no_tensor_is_not_kept_unless_it_is_a_constant():
+    cache = object()
+    kept = rebuild((a, cache, None, 3, "s", torch.float16), lambda _, t: t)
+    assert isinstance(kept[1], Omitted)
+    assert repr(kept[1]) == "<object: not a tensor, not kept>"
+    assert kept[2:] == (None, 3, "s", torch.float16)
+    assert rebuild((a, cache), lambda _, t: t, opaque=lambda x: x)[1] is cache
+
+
+def test_positions_reach_named_children_and_names_reach_integer_keys():
+    assert pick(Pair(a, b), (1,)) is b
+    assert pick(BaseModelOutput(last_hidden_state=a), (0,)) is a
+    assert pick({0: a}, (0,)) is a
+    assert pick({5: a}, ("5",)) is a
+    assert pick((a, b), (-1,)) is b
+
+
+@pytest.mark.parametrize(
+    ("value", "path"), [((a,), (1,)), ({"k": a}, ("j",)), ({7: a}, (0,)), (a, (0,)), (None, ("x",))]
+)
+def test_a_path_that_is_not_there(value, path):
+    with pytest.raises(LookupError):
+        pick(value, path)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")  # torch calls them a prototype
+def test_words_for_values():
+    assert describe(torch.zeros(2, 3)) == "2×3 float32"
+    assert describe(torch.tensor(1)) == "scalar int64"
+    assert describe(Pair(a, b)) == "Pair(left, right)"
+    assert describe(None) == "None"
+    assert paths_of((a, {"k": b})) == "[0], [1][k]"
+    assert "one tensor" in paths_of(a)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert describe(nested) == "nested float32"
