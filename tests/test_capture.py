@@ -179,7 +179,7 @@ def test_several_values_are_an_error_that_lists_them():
         "  0@1  3×4 float32",
         "index one of them, or use seen.calls('0') for all",
     ]
-    with pytest.raises(NotSeenError, match="there were 2 calls, @0 to @1"):
+    with pytest.raises(NotSeenError, match="it was called 2 times; calls count from @0 to @1"):
         seen["0@2"]
 
 
@@ -241,8 +241,23 @@ def test_a_leaf_that_is_not_there():
     with capture(model, "inner[logits]", "inner") as seen:
         model(x, "dict")
     for address in ("inner[logits]", "inner:out[nope]"):
-        with pytest.raises(NotSeenError, match=re.escape("dict(a, b), with leaves [a], [b]")):
+        with pytest.raises(NotSeenError, match=re.escape("dict(a, b), with leaves [a], [b]")) as error:
             seen[address]
+        assert "calls" not in str(error.value)
+
+
+def test_an_object_that_is_no_tensor_is_no_value_of_its_own():
+    class Cached(nn.Module):
+        def forward(self, x):
+            return x, object()
+
+    model = Cached()
+    with capture(model, ".[1]", "grad(.)", ".") as seen:
+        model(x.clone().requires_grad_())[0].sum().backward()
+    with pytest.raises(NotSeenError, match="is a object: no tensor, so it was not kept"):
+        seen[".[1]"]
+    assert repr(seen["."][1]) == "<object: not a tensor, not kept>"
+    assert seen["grad(.)"][1] is None
 
 
 def test_copy_false_raises_when_the_value_was_overwritten():

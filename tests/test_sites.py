@@ -162,5 +162,12 @@ def test_wrong_types(model, selector, hint):
         capture(model, selector)
 
 
+def test_tied_parameters_name_each_other():
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    net[1].weight = net[0].weight
+    table = str(sites(net, match="**.weight"))
+    assert table.splitlines()[2:] == ["0.weight  Parameter          20  5×4, tied to 1.weight"]
+
+
 def test_lazy_modules_have_no_shapes_yet():
     assert "weight scalar" in str(sites(nn.Sequential(nn.LazyLinear(3))))

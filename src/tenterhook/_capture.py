@@ -8,7 +8,7 @@ seen.report()                 # what fired, what never did, and why
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,19 +62,9 @@ class capture:
         self._session = session = Session(model, frozen=frozen)
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, simple)
-        clock = itertools.count()
         wait = Wait(session.scope) if stop else None
-        for site in _once(sites):
-            awaited = wait if wait is not None and _will_come(site) else None
-            if site.address.grad:
-                tap: Any = Gradients(site, how, clock)
-            elif simple and awaited is None and site.address.leaf == () and site.address.call is None:
-                tap = PlainValues(site, how, clock, None)
-            else:
-                tap = Values(site, how, clock, awaited)
-            session.taps.append(tap)
-            if awaited is not None:
-                awaited.taps.add(id(tap))
+        clock = itertools.count()
+        session.taps = [_tap(site, how, clock, wait) for site in {site.address: site for site in sites}.values()]
         self._seen = Captured(session)
 
     def __enter__(self) -> Captured:
@@ -105,8 +95,15 @@ class capture:
         return seen[selectors[0]] if one else seen
 
 
-def _once(sites: Iterable[Site]) -> list[Site]:
-    return list({site.address: site for site in sites}.values())
+def _tap(site: Site, how: How, clock: Iterator[int], wait: Wait | None) -> Values | Gradients:
+    address = site.address
+    if address.grad:
+        return Gradients(site, how, clock)
+    if wait is not None and _will_come(site):
+        return wait.add(Values(site, how, clock, wait))
+    if how.simple and site.kind == "module" and address.leaf == () and address.call is None:
+        return PlainValues(site, how, clock, None)
+    return Values(site, how, clock, None)
 
 
 def _gradient_of(site: Site) -> Site:

@@ -14,7 +14,7 @@ from tenterhook._inputs import Inputs
 from tenterhook._keep import Entry
 from tenterhook._session import Report, Session, part_of
 from tenterhook._sites import Selector, Site, resolve
-from tenterhook._tree import Path, describe, paths_of, rebuild
+from tenterhook._tree import Omitted, Path, describe, paths_of, rebuild
 
 
 class Captured:
@@ -71,8 +71,7 @@ class Captured:
         found: list[tuple[str, Any]] = []
         silent: list[str] = []
         for address, taps in self._meant(selector):
-            mine = self._values_at(address, taps, silent)
-            found += mine
+            found += self._values_at(address, taps, silent)
         if not found:
             raise NotSeenError("\n  ".join(silent))
         return found
@@ -107,18 +106,19 @@ class Captured:
         return same
 
     def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[str, Any]]:
+        """The values of some taps that an address means; `silent` gets a line for each tap that has none."""
         found: dict[tuple[int, int], tuple[str, Any]] = {}
         for tap in taps:
             kept: Path = tap.site.address.leaf
             if address.leaf[: len(kept)] != kept:
                 silent.append(f"{address}: only {tap.site} was captured; ask for the whole value or that leaf")
                 continue
-            total = tap.calls
+            wanted = [entry for entry in tap.entries if covers(address.call, entry.call, tap.calls)]
+            if not wanted:
+                silent.append(self._why_none(address, tap))
             turns: Counter[int] = Counter()  # the backward passes of each call
-            for entry in tap.entries:
+            for entry in wanted:
                 turns[entry.call] += 1
-                if not covers(address.call, entry.call, total):
-                    continue
                 exact = address.at(call=entry.call, leaf=address.leaf, grad=address.grad)
                 try:
                     value = part_of(entry.value, address.leaf[len(kept) :])
@@ -126,13 +126,17 @@ class Captured:
                     there = f"it is {describe(entry.value)}, with leaves {paths_of(entry.value)}"
                     silent.append(f"{exact}: no such leaf; {there}")
                     continue
+                if isinstance(value, Omitted):
+                    silent.append(f"{exact} is a {value.kind}: no tensor, so it was not kept")
+                    continue
                 _check_versions(entry, exact)
                 found.setdefault((entry.call, turns[entry.call]), (str(exact), _shown(value)))
-            if not tap.entries:
-                silent.append(f"{tap.site} never came: {self._session.why_silent(tap)}")
-            elif not found:
-                silent.append(f"{address}: there were {total} calls, @0 to @{total - 1}")
         return [found[key] for key in sorted(found)]
+
+    def _why_none(self, address: Address, tap: Any) -> str:
+        if not tap.fired:
+            return f"{tap.site} never came: {self._session.why_silent(tap)}"
+        return f"{address}: it was called {tap.calls} times; calls count from @0 to @{tap.calls - 1}"
 
     def _asked(self) -> str:
         names = [str(tap.site) for tap in self._taps]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tenterhook._address import Call
 from tenterhook._session import Scope, Tap, graph_task, here, no_such_leaf, not_watching, part_of
 from tenterhook._sites import Site
-from tenterhook._tree import Path, rebuild
+from tenterhook._tree import Omitted, Path, rebuild
 
 
 class Stop(BaseException):
@@ -88,14 +88,14 @@ class How:
 class Values(Tap):
     """A tap that keeps values."""
 
-    first = -1  # when the first one came
     _dropped = 0
 
     def __init__(self, site: Site, how: How, clock: Iterator[int], wait: "Wait | None") -> None:
         self.site = site
         self.scope = how.scope
         self.how = how
-        self.kept: list[tuple[int, Any, _Versions]] = []
+        self.kept: list[tuple[int, Any, _Versions]] = []  # the moment, the value, its versions
+        self._numbers: list[int] = []  # of the calls that were kept
         self._clock = clock
         self._wait = wait
 
@@ -104,8 +104,14 @@ class Values(Tap):
         return self._dropped + len(self.kept)
 
     @property
+    def first(self) -> int:
+        """The moment at which the first one came."""
+        return self.kept[0][0] if self.kept else -1
+
+    @property
     def entries(self) -> list[Entry]:
-        return list(map(Entry._make, self.kept))
+        """What was kept, in order."""
+        return [Entry(call, *kept[1:]) for call, kept in zip(self._numbers, self.kept, strict=True)]
 
     def reach(self, value: Any, call: int) -> None:
         address = self.site.address
@@ -118,12 +124,15 @@ class Values(Tap):
             return
         versions: list[tuple[Tensor, int]] = []
         kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
-        if not self.kept:
-            self.first = next(self._clock)
-        elif self.how.last or address.call == -1:
+        if isinstance(kept, Omitted):
+            self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
+            return
+        if self.how.last or address.call == -1:
             self._dropped += len(self.kept)
             self.kept.clear()
-        self.kept.append((call, kept, tuple(versions)))
+            self._numbers.clear()
+        self.kept.append((next(self._clock), kept, tuple(versions)))
+        self._numbers.append(call)
         if self._wait is not None:
             self._wait.came(self)
 
@@ -139,29 +148,34 @@ class Values(Tap):
 
 
 class PlainValues(Values):
-    """The common case without a detour: a whole value, at every call, just detached and copied or not."""
+    """The common case without a detour: a module's whole value, every call of it, just detached and copied or not."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         if type(last) is not Tensor or self.scope not in here() or graph_task() != -1:
             return super().__call__(module, args, last)
-        kept = self.kept
-        if not kept:
-            self.first = next(self._clock)
         last = last.detach()
         if self.how.copy:
-            kept.append((len(kept), last.clone(), ()))
-        else:
-            versions = ((last, last._version),) if not last.is_inference() else ()
-            kept.append((len(kept), last, versions))
+            self.kept.append((next(self._clock), last.clone(), ()))
+            return None
+        try:
+            versions: _Versions = ((last, last._version),)
+        except RuntimeError:  # an inference tensor has no version
+            versions = ()
+        self.kept.append((next(self._clock), last, versions))
         return None
 
     @property
+    def entries(self) -> list[Entry]:
+        """What was kept: every call, so their numbers are their places."""
+        return [Entry(call, *kept[1:]) for call, kept in enumerate(self.kept)]
+
+    @property
     def calls(self) -> int:
-        # every call is kept, so they need not be counted apart
         return len(self.kept)
 
     @calls.setter
-    def calls(self, number: int) -> None: ...
+    def calls(self, number: int) -> None:
+        """Nothing to do: they are counted by being kept."""
 
 
 class Gradients(Tap):
@@ -191,7 +205,7 @@ class Gradients(Tap):
     def expect(self, part: Any, call: int) -> None:
         if self.how.last:
             self.outlines.clear()
-        self.outlines[call] = rebuild(part, lambda path, _: _Slot(path))
+        self.outlines[call] = rebuild(part, lambda path, _: _Slot(path), opaque=lambda _: None)
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
         if not self.arrivals:
@@ -245,6 +259,11 @@ class Wait:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.taps: set[int] = set()
+
+    def add(self, tap: Values) -> Values:
+        """Wait for one more."""
+        self.taps.add(id(tap))
+        return tap
 
     def came(self, tap: Values) -> None:
         self.taps.discard(id(tap))

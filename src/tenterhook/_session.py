@@ -295,7 +295,7 @@ class Session:
         if site.address.grad:
             view = ", or the base of this view was changed in place" if tap.is_view else ""
             return f"no backward inside this session reached it: none ran, or the loss does not need it{view}"
-        return f"called {tap.calls} times, but not the call that was asked for"
+        return f"it was called {tap.calls} times, but not the call that was asked for"
 
     def report(self, rows: Iterable[tuple[Tap, str]]) -> "Report":
         """What fired and what did not; each row is a tap and what it saw, in words."""

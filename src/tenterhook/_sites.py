@@ -13,7 +13,6 @@ from copy import copy
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tenterhook._address import Address, escape, parse
@@ -109,10 +108,12 @@ class Sites:
         return Table(("address", "class", "parameters", "shapes"), rows, right=("parameters",))
 
     def _shapes(self, site: Site) -> str:
-        if (first := self.aliases.get(str(site))) is not None:
-            return f"the same module as {first}"
+        same = self.aliases.get(str(site))
         if site.kind != "module":
-            return "" if site.tensor is None else _times(_shape_of(site.tensor))
+            shape = "" if site.tensor is None else _times(_shape_of(site.tensor))
+            return f"{shape}, tied to {same}" if same else shape
+        if same:
+            return f"the same module as {same}"
         return ", ".join(f"{name} {_times(shape)}" for name, shape in site.shapes.items())
 
 
@@ -126,7 +127,8 @@ def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
     """
     check_model(model, "sites")
     if match != "**":
-        return Sites(model, resolve(model, match), {})
+        found = resolve(model, match)
+        return Sites(model, found, _tied(model, found))
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     rows = []
@@ -136,6 +138,16 @@ def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
             aliases[escape(name)] = escape(first)
         rows.append(Site(Address(escape(name)), module, "module", wide=True))
     return Sites(model, rows, aliases)
+
+
+def _tied(model: nn.Module, found: list[Site]) -> dict[str, str]:
+    """For parameters and buffers: the other names of the same tensor."""
+    names: dict[int, list[str]] = {}
+    for kind in {site.kind for site in found} - {"module"}:
+        for name, (_, tensor) in _tensors(model, kind):
+            names.setdefault(id(tensor), []).append(escape(name))
+    others = {str(site): [n for n in names.get(id(site.tensor), ()) if n != str(site)] for site in found}
+    return {name: ", ".join(tied) for name, tied in others.items() if tied}
 
 
 def check_model(model: object, verb: str) -> None:
@@ -259,9 +271,10 @@ def _plain(text: str) -> tuple[Address, tuple[str, ...]] | None:
 def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
     """The fast way down; None where `find` should look."""
     for part in parts:
-        if isinstance(module, torch.jit.ScriptModule):
+        children = module._modules
+        if type(children) is not dict:  # a ScriptModule
             return None
-        child = module._modules.get(part)
+        child = children.get(part)
         if child is None and (child := unwrap(module)._modules.get(part)) is None:
             return None
         module = child

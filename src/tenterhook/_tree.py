@@ -24,6 +24,11 @@ Path = tuple[Leaf, ...]
 _CONSTANTS = (str, bytes, bool, int, float, complex, torch.dtype, torch.device, torch.Size)
 
 
+def noted(value: Any) -> Any:
+    """What a kept structure has in place of something that is no tensor: a constant itself, or a note."""
+    return value if value is None or isinstance(value, _CONSTANTS) else Omitted(value)
+
+
 class Omitted:
     """Stands for an object inside a kept structure that is no tensor and was therefore not kept."""
 
@@ -54,15 +59,14 @@ def rebuild(
     value: Any,
     change: Callable[[Path, Tensor], Any],
     path: Path = (),
-    opaque: Callable[[Any], Any] = Omitted,
+    opaque: Callable[[Any], Any] = noted,
 ) -> Any:
-    """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of what is unknown."""
+    """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of all else."""
     if isinstance(value, Tensor):
         return change(path, value)
     children = _children(value)
     if not children:
-        constant = value is None or isinstance(value, _CONSTANTS) or _is_container(value)
-        return value if constant else opaque(value)
+        return value if _is_container(value) else opaque(value)
     return _like(value, [rebuild(child, change, (*path, key), opaque) for key, child in children])
 
 
