@@ -37,18 +37,15 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-def interleave(contestants: dict[str, Callable[[], object]], rounds: int, inner: int) -> dict[str, float]:
-    """Seconds of one run of each, taken in turn: the 10th percentile of the rounds."""
+def interleave(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of one run of each, taken in turn, one by one: the 10th percentile of the rounds."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
-        for _ in range(5):
-            run()
-    for _ in range(rounds):
+    for i in range(-5, rounds):
         for name, run in contestants.items():
             start = time.perf_counter()
-            for _ in range(inner):
-                run()
-            times[name].append((time.perf_counter() - start) / inner)
+            run()
+            if i >= 0:
+                times[name].append(time.perf_counter() - start)
     return {name: sorted(found)[len(found) // 10] for name, found in times.items()}
 
 
@@ -119,7 +116,7 @@ def twelve_outputs(rounds: int) -> Rows:
         "tenterhook copy=False": ours(copy=False),
     }
     with torch.no_grad():
-        t = interleave(contestants | peers(model, names, x), rounds, 20)
+        t = interleave(contestants | peers(model, names, x), rounds)
     added = {name: t[name] - t["bare"] for name in t}
     rows: Rows = []
     for name in t:
@@ -148,7 +145,7 @@ def after_exit(rounds: int) -> Rows:
     with capture(model, grad=True):
         model(x).sum().backward()
     with torch.no_grad():
-        t = interleave({"never hooked": lambda: twin(x), "after exit": lambda: model(x)}, rounds * 2, 20)
+        t = interleave({"never hooked": lambda: twin(x), "after exit": lambda: model(x)}, rounds)
     return [("forward after exit", "÷ a model never hooked", f"{t['after exit'] / t['never hooked']:.2f}", "1.0")]
 
 
@@ -196,7 +193,7 @@ def gpt2(rounds: int) -> Rows:
             step()
         return seen
 
-    t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds, 2)
+    t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds // 10)
     ratio = (t["ours"] - t["bare"]) / (t["hand"] - t["bare"])
     n = len(modules)
     return [
@@ -213,7 +210,7 @@ def gpt2(rounds: int) -> Rows:
 
 def resolving(rounds: int) -> Rows:
     model = nn.Sequential(*(nn.Sequential(*(nn.ReLU() for _ in range(99))) for _ in range(100)))
-    t = interleave({"resolve": lambda: resolve(model, "**")}, max(5, rounds // 10), 1)
+    t = interleave({"resolve": lambda: resolve(model, "**")}, max(5, rounds // 100))
     n = len(resolve(model, "**"))
     return [(f"'**' on {n:,} modules", "ms", f"{t['resolve'] * 1e3:.0f}", "50")]
 
@@ -244,7 +241,7 @@ def memory() -> Rows:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    rounds = 20 if parser.parse_args().quick else 150
+    rounds = 400 if parser.parse_args().quick else 3000
     torch.set_num_threads(1)
     torch.manual_seed(0)
     groups = (twelve_outputs, gpt2, after_exit, resolving, importing)

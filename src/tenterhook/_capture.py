@@ -7,18 +7,20 @@ seen.calls("layer1")          # one per call, in order
 seen.report()                 # what fired, what never did, and why
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tenterhook._address import Address
 from tenterhook._captured import Captured
-from tenterhook._keep import Gradients, How, PlainValues, Stop, Values, Wait
-from tenterhook._session import Session
-from tenterhook._sites import Selector, Site, check_model, resolve
+from tenterhook._keep import Gradients, How, Log, PlainValues, Stop, Values, Wait
+from tenterhook._session import Scope, Session
+from tenterhook._sites import Selector, Site, check_model, resolve_all
 from tenterhook._why import is_container
+
+_WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
 
 
 class capture:
@@ -53,19 +55,18 @@ class capture:
         check_model(model, "capture")
         if keep not in ("all", "last"):
             raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
-        sites = [site for selector in selectors or ("**",) for site in resolve(model, selector)]
+        sites = resolve_all(model, selectors or ("**",))
         if grad:
             sites += [_gradient_of(site) for site in sites if not site.address.grad]
-        if stop:
-            _check_stop(sites)
-        self._model = model  # what was captured does not hold on to it, but the session must
-        self._session = session = Session(model, frozen=frozen)
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
-        how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, simple)
-        wait = Wait(session.scope) if stop else None
-        clock = itertools.count()
-        session.taps = [_tap(site, how, clock, wait) for site in {site.address: site for site in sites}.values()]
-        self._seen = Captured(session)
+        session = Session(model, frozen=frozen)
+        how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
+        session.taps = [_tap(i, site, how) for i, site in enumerate(sites)]
+        if stop:
+            _wait_for(session.taps, sites, session.scope)
+        self._model = model  # what was captured does not hold on to it, but the session must
+        self._session = session
+        self._seen = Captured(session, how.log)
 
     def __enter__(self) -> Captured:
         self._session.__enter__()
@@ -95,15 +96,10 @@ class capture:
         return seen[selectors[0]] if one else seen
 
 
-def _tap(site: Site, how: How, clock: Iterator[int], wait: Wait | None) -> Values | Gradients:
-    address = site.address
-    if address.grad:
-        return Gradients(site, how, clock)
-    if wait is not None and _will_come(site):
-        return wait.add(Values(site, how, clock, wait))
-    if how.simple and site.kind == "module" and address.leaf == () and address.call is None:
-        return PlainValues(site, how, clock, None)
-    return Values(site, how, clock, None)
+def _tap(number: int, site: Site, how: How) -> Values | Gradients:
+    if how.simple and site.address[4:] == _WHOLE_VALUE and site.kind == "module":
+        return PlainValues(number, site, how)
+    return (Gradients if site.address.grad else Values)(number, site, how)
 
 
 def _gradient_of(site: Site) -> Site:
@@ -113,13 +109,18 @@ def _gradient_of(site: Site) -> Site:
     return Site(address, module, site.kind, site.wide)
 
 
-def _check_stop(sites: list[Site]) -> None:
-    for site in sites:
+def _wait_for(taps: list[Any], sites: list[Site], scope: Scope) -> None:
+    """Have the forward end when all that can come has come."""
+    wait = Wait(scope)
+    for i, site in enumerate(sites):
+        call = site.address.call
         if site.address.grad:
             raise ValueError(f"stop=True ends the forward, so no gradient can come; {site} was asked for")
-        call = site.address.call
         if call is not None and (not isinstance(call, int) or call < 0):
             raise ValueError(f"stop=True needs to know when to stop; {site} does not say which call is the last")
+        if _will_come(site):
+            taps[i] = Values(i, site, taps[i].how)
+            wait.add(taps[i])
 
 
 def _will_come(site: Site) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tenterhook._address import Address, covers, parse
 from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
 from tenterhook._inputs import Inputs
-from tenterhook._keep import Entry
+from tenterhook._keep import Entry, Log
 from tenterhook._session import Report, Session, part_of
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tree import Omitted, Path, describe, paths_of, rebuild
@@ -20,9 +20,10 @@ from tenterhook._tree import Omitted, Path, describe, paths_of, rebuild
 class Captured:
     """What a session kept. Index it with an address; `calls` gives a list, `report` says what fired."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, log: Log) -> None:
         self._session = session
         self._taps = session.taps
+        self._log = log
 
     @functools.cached_property
     def _by_place(self) -> dict[tuple[str, str, bool], list[Any]]:
@@ -47,8 +48,7 @@ class Captured:
 
     def __iter__(self) -> Iterator[str]:
         """The addresses at which something came, in the order in which it first did."""
-        came = sorted((tap for tap in self._taps if tap.fired), key=lambda tap: tap.first)
-        return iter([str(tap.site) for tap in came])
+        return iter([str(self._taps[number].site) for number in self._log.order()])
 
     def __len__(self) -> int:
         return sum(bool(tap.fired) for tap in self._taps)

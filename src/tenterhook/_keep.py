@@ -1,6 +1,7 @@
 """How values and gradients are kept: the taps of capture."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,7 +50,30 @@ class _Slot:
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
+class Log(list[tuple[int, Any, Any]]):
+    """What came to all taps of a session, in order: the number of the tap, a value and its version.
+
+    PlainValues keep everything here, since one list is the least that can be done while a model runs; the other
+    taps only note that they were reached.
+    """
+
+    def __init__(self) -> None:
+        self._of: defaultdict[int, list[Any]] = defaultdict(list)
+        self._read = 0
+
+    def of(self, number: int) -> list[tuple[Any, Any]]:
+        """What one tap put here, in order."""
+        for tap, value, version in self[self._read :]:
+            self._of[tap].append((value, version))
+        self._read = len(self)
+        return self._of[number]
+
+    def order(self) -> list[int]:
+        """The numbers of the taps that were reached, by when they first were."""
+        return list(dict.fromkeys(tap for tap, _, _ in self))
+
+
+@dataclass(slots=True)
 class How:
     """How to keep a tensor: the options of capture."""
 
@@ -60,6 +84,7 @@ class How:
     reduce: Callable[[Tensor], Any] | None
     last: bool
     scope: Scope
+    log: Log
     simple: bool  # whether a tensor is kept just by detaching it, and copying it or not
 
     def keep(self, tensor: Tensor) -> Any:
@@ -80,38 +105,28 @@ class How:
         assert self.reduce is not None
         with not_watching(self.scope), torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             small = self.reduce(tensor.detach() if self.detach else tensor)
-            if isinstance(small, Tensor) and (self.copy and _shares_memory(small, tensor)):
-                small = small.clone()
-            return self._moved(small) if isinstance(small, Tensor) else small
+            if not isinstance(small, Tensor):
+                return small
+            if self.device is None and self.dtype is None:
+                return small.clone() if self.copy and _shares_memory(small, tensor) else small
+            return self._moved(small)
 
 
 class Values(Tap):
     """A tap that keeps values."""
 
+    wait: "Wait | None" = None
     _dropped = 0
 
-    def __init__(self, site: Site, how: How, clock: Iterator[int], wait: "Wait | None") -> None:
-        self.site = site
-        self.scope = how.scope
+    def __init__(self, number: int, site: Site, how: How) -> None:
+        super().__init__(site, how.scope)
+        self.number = number
         self.how = how
-        self.kept: list[tuple[int, Any, _Versions]] = []  # the moment, the value, its versions
-        self._numbers: list[int] = []  # of the calls that were kept
-        self._clock = clock
-        self._wait = wait
+        self.entries: list[Entry] = []
 
     @property
     def fired(self) -> int:
-        return self._dropped + len(self.kept)
-
-    @property
-    def first(self) -> int:
-        """The moment at which the first one came."""
-        return self.kept[0][0] if self.kept else -1
-
-    @property
-    def entries(self) -> list[Entry]:
-        """What was kept, in order."""
-        return [Entry(call, *kept[1:]) for call, kept in zip(self._numbers, self.kept, strict=True)]
+        return self._dropped + len(self.entries)
 
     def reach(self, value: Any, call: int) -> None:
         address = self.site.address
@@ -127,14 +142,17 @@ class Values(Tap):
         if isinstance(kept, Omitted):
             self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
             return
-        if self.how.last or address.call == -1:
-            self._dropped += len(self.kept)
-            self.kept.clear()
-            self._numbers.clear()
-        self.kept.append((next(self._clock), kept, tuple(versions)))
-        self._numbers.append(call)
-        if self._wait is not None:
-            self._wait.came(self)
+        self._store(call, kept, tuple(versions))
+        if self.wait is not None:
+            self.wait.came(self)
+
+    def _store(self, call: int, kept: Any, versions: _Versions) -> None:
+        if not self.fired:
+            self.how.log.append((self.number, None, None))
+        if self.how.last or self.site.address.call == -1:
+            self._dropped += len(self.entries)
+            self.entries.clear()
+        self.entries.append(Entry(call, kept, versions))
 
     def _keep(self, tensor: Tensor, versions: list[tuple[Tensor, int]]) -> Any:
         try:
@@ -150,46 +168,56 @@ class Values(Tap):
 class PlainValues(Values):
     """The common case without a detour: a module's whole value, every call of it, just detached and copied or not."""
 
+    def __init__(self, number: int, site: Site, how: How) -> None:
+        self.site = site
+        self.scope = how.scope
+        self.number = number
+        self.how = how
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         if type(last) is not Tensor or self.scope not in here() or graph_task() != -1:
             return super().__call__(module, args, last)
+        how = self.how
         last = last.detach()
-        if self.how.copy:
-            self.kept.append((next(self._clock), last.clone(), ()))
+        if how.copy:
+            how.log.append((self.number, last.clone(), None))
             return None
         try:
-            versions: _Versions = ((last, last._version),)
+            how.log.append((self.number, last, last._version))
         except RuntimeError:  # an inference tensor has no version
-            versions = ()
-        self.kept.append((next(self._clock), last, versions))
+            how.log.append((self.number, last, None))
         return None
 
+    def _store(self, call: int, kept: Any, versions: _Versions) -> None:
+        self.how.log.append((self.number, kept, versions))
+
     @property
-    def entries(self) -> list[Entry]:
-        """What was kept: every call, so their numbers are their places."""
-        return [Entry(call, *kept[1:]) for call, kept in enumerate(self.kept)]
+    def entries(self) -> list[Entry]:  # type: ignore[override]
+        return [
+            Entry(call, value, ((value, version),) if isinstance(version, int) else version or ())
+            for call, (value, version) in enumerate(self.how.log.of(self.number))
+        ]
 
     @property
     def calls(self) -> int:
-        return len(self.kept)
+        """Every call is kept, so they need not be counted apart."""
+        return len(self.how.log.of(self.number))
 
     @calls.setter
-    def calls(self, number: int) -> None:
-        """Nothing to do: they are counted by being kept."""
+    def calls(self, number: int) -> None: ...
 
 
 class Gradients(Tap):
     """A tap that keeps gradients: one per call, leaf and backward pass."""
 
-    first = -1
     _dropped = 0
 
-    def __init__(self, site: Site, how: How, clock: Iterator[int]) -> None:
+    def __init__(self, number: int, site: Site, how: How) -> None:
         super().__init__(site, how.scope)
+        self.number = number
         self.how = how
         self.arrivals: list[tuple[int, Path, int, Any, _Versions]] = []
         self.outlines: dict[int, Any] = {}
-        self._clock = clock
         self._simple = how.simple and how.copy
 
     @property
@@ -209,7 +237,7 @@ class Gradients(Tap):
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
         if not self.arrivals:
-            self.first = next(self._clock)
+            self.how.log.append((self.number, None, None))
         if self._simple and type(grad) is Tensor:
             self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
         else:
@@ -260,10 +288,10 @@ class Wait:
         self.scope = scope
         self.taps: set[int] = set()
 
-    def add(self, tap: Values) -> Values:
+    def add(self, tap: Values) -> None:
         """Wait for one more."""
+        tap.wait = self
         self.taps.add(id(tap))
-        return tap
 
     def came(self, tap: Values) -> None:
         self.taps.discard(id(tap))

@@ -83,7 +83,7 @@ class observe:
             self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
             for tap in self._groups[-1]:
                 _check_call(tap.site)
-                self._session.taps.append(tap)
+        self._session.taps = [tap for group in self._groups for tap in group]
 
     def __enter__(self) -> "observe":
         self._session.__enter__()

@@ -13,13 +13,14 @@ is not counted again.
 import functools
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook import _compiled
@@ -40,10 +41,11 @@ graph_task = torch._C._current_graph_task_id
 class Scope:
     """What the taps of one session share. Holds nothing that holds a tap, so that a session leaves no cycle."""
 
+    _prune_at = 1024
+
     def __init__(self, frozen: bool) -> None:
         self.frozen = frozen
         self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
-        self._prune_at = 1024
 
     def add(self, handle: RemovableHandle) -> None:
         """Remember a tensor hook; those that died with their graph are let go now and then."""
@@ -214,12 +216,14 @@ class _After(Hook):
 class Session:
     """Hooks for some taps, from entering to leaving. Not to be entered twice."""
 
+    taps: Sequence[Any] = ()
+    ran_eagerly = False
+    _entered = False
+    _holds_stance = False
+
     def __init__(self, model: nn.Module, *, frozen: bool = False) -> None:
         self.model = weakref.ref(model)
-        self.taps: list[Any] = []
         self.scope = Scope(frozen)
-        self.ran_eagerly = False
-        self._entered = self._holds_stance = False
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -247,12 +251,12 @@ class Session:
 
     def _place(self, tap: Tap, key: int) -> None:
         site = tap.site
-        module = site.module
+        module = site.owner()
         if module is None:
             raise ReferenceError(f"the module of {site} is gone")
         if site.kind != "module":
             _tap_tensor(tap, self._handles)
-        elif isinstance(module, torch.jit.ScriptModule):
+        elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         elif site.address.role == "out":
             hooks = module._forward_hooks
@@ -270,11 +274,11 @@ class Session:
         _open_scopes.set(tuple(scope for scope in here() if scope is not self.scope))
         for hooks, key in self._placed:
             hooks.pop(key, None)
-        for handle in (*self._handles, *self.scope.handles):
-            handle.remove()
         self._placed.clear()
-        self._handles.clear()
-        self.scope.handles.clear()
+        for handles in (self._handles, self.scope.handles):
+            for handle in handles:
+                handle.remove()
+            handles.clear()
         if self._holds_stance:
             self._holds_stance = False
             _compiled.allow_compiled()

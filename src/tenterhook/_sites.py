@@ -8,7 +8,7 @@ plain lists, tuples and dicts, which `named_modules()` does not see, have names 
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import Any
@@ -31,13 +31,13 @@ _LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not module
 class Site:
     """A place in a model where a value exists: a module's input or output, a parameter, a buffer, their gradients."""
 
-    __slots__ = ("_owner", "address", "kind", "wide")
+    __slots__ = ("address", "kind", "owner", "wide")
 
     def __init__(self, address: Address, owner: nn.Module, kind: str, wide: bool) -> None:
         self.address = address
         self.kind = kind
         self.wide = wide  # found by a selector that may mean many, so one that stays silent is no mistake
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)
 
     def __str__(self) -> str:
         return str(self.address)
@@ -59,7 +59,7 @@ class Site:
     @property
     def module(self) -> nn.Module | None:
         """The module (for a parameter or buffer: the one that holds it); None when it is gone."""
-        return self._owner()
+        return self.owner()
 
     @property
     def tensor(self) -> Tensor | None:
@@ -160,23 +160,34 @@ def check_model(model: object, verb: str) -> None:
     raise TypeError(f"{verb} needs a model (torch.nn.Module), got {type(model).__name__}: {hint}")
 
 
-def resolve(model: nn.Module, selector: Selector, *, grad: bool = False) -> list[Site]:
+def resolve_all(model: nn.Module, selectors: Sequence[Selector]) -> list[Site]:
+    """The sites that some selectors mean, each once."""
+    found: list[Site] = []
+    overlap = False
+    for selector in selectors:
+        plain = _plain(selector) if type(selector) is str else None
+        if plain is not None and (module := _descend(model, plain[1])) is not None:
+            found.append(Site(plain[0], module, "module", False))
+        else:
+            overlap = True
+            found += resolve(model, selector)
+    return list({site.address: site for site in found}.values()) if overlap else found
+
+
+def resolve(model: nn.Module, selector: Selector) -> list[Site]:
     """The sites that a selector means, each module once; AddressError where there are none."""
     if isinstance(selector, str):
-        plain = None if grad else _plain(selector)
-        if plain is not None and (module := _descend(model, plain[1])) is not None:
-            return [Site(plain[0], module, "module", wide=False)]
-        return _resolve_text(model, selector, grad)
+        return _resolve_text(model, selector)
     if isinstance(selector, nn.Module):
-        return [_site_of(model, selector, grad)]
+        return [_site_of(model, selector)]
     if isinstance(selector, type):
         if not issubclass(selector, nn.Module):
             raise TypeError(f"a class selector must be a kind of torch.nn.Module, got {selector.__name__}")
         what = f"no module of class {selector.__name__}"
-        return _matching(model, lambda _, m: isinstance(m, selector), Address(".", grad=grad), what)
+        return _matching(model, lambda _, m: isinstance(m, selector), what)
     if callable(selector):
         what = "no module for which the predicate is true"
-        return _matching(model, lambda name, m: bool(selector(name, m)), Address(".", grad=grad), what)
+        return _matching(model, lambda name, m: bool(selector(name, m)), what)
     kinds = "an address, a module, a module class, or a function (name, module) -> bool"
     raise TypeError(f"a selector is {kinds}; got {type(selector).__name__}")
 
@@ -281,11 +292,9 @@ def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
     return unwrap(module) if len(module._modules) == 1 else module
 
 
-def _resolve_text(model: nn.Module, text: str, grad: bool) -> list[Site]:
+def _resolve_text(model: nn.Module, text: str) -> list[Site]:
     # A module may be called "a:b" or "x/y": then its bare name means that module.
     address = parse(text) if find(model, text) is None else Address(escape(text))
-    if grad and not address.grad:
-        address = address.at(call=address.call, leaf=address.leaf, grad=True)
     if address.inner:
         raise AddressError(f"{text!r}: a value inside a forward ({address.inner}) cannot be addressed yet")
     if address.is_glob:
@@ -322,13 +331,13 @@ def _named(address: Address, name: str) -> Address:
     return Address(escape(name), None, "", address.role, address.leaf, address.call, address.grad)
 
 
-def _site_of(model: nn.Module, module: nn.Module, grad: bool) -> Site:
+def _site_of(model: nn.Module, module: nn.Module) -> Site:
     wanted = unwrap(module)
     for name, known in walk(model):
         if known is wanted:
-            return Site(Address(escape(name), grad=grad), wanted, "module", wide=False)
+            return Site(Address(escape(name)), wanted, "module", wide=False)
     # Not in the model, as far as can be seen: held by a closure, say. The caller has it, so it can be hooked.
-    return Site(Address(f"{type(wanted).__name__} at {id(wanted):#x}", grad=grad), wanted, "module", wide=False)
+    return Site(Address(f"{type(wanted).__name__} at {id(wanted):#x}"), wanted, "module", wide=False)
 
 
 def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
@@ -349,8 +358,8 @@ def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
     return found
 
 
-def _matching(model: nn.Module, wanted: Callable[[str, nn.Module], bool], address: Address, what: str) -> list[Site]:
-    found = _each_once(walk(model), wanted, address, "module")
+def _matching(model: nn.Module, wanted: Callable[[str, nn.Module], bool], what: str) -> list[Site]:
+    found = _each_once(walk(model), wanted, Address("."), "module")
     if not found:
         classes = sorted({type(m).__name__ for _, m in walk(model)})
         raise AddressError(f"{what} in {type(model).__name__}; its classes are {', '.join(classes)}")
