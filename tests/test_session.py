@@ -408,11 +408,12 @@ def test_torchscript_children_say_that_they_cannot_be_seen():
             seen[address]
 
 
-def test_data_parallel_without_gpus_and_fx():
+def test_data_parallel_and_fx():
     model = nn.DataParallel(mlp())
+    here = x.to(next(model.parameters()).device)
     with capture(model, "0") as seen:
-        model(x)
-    assert torch.equal(seen["0"], model.module[0](x))
+        model(here)
+    assert torch.equal(seen["0"], model.module[0](here))
     graph = torch.fx.symbolic_trace(mlp())
     with capture(graph, "0", "grad(2)") as seen:
         graph(x).sum().backward()

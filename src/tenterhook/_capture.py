@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from tenterhook._address import Address
 from tenterhook._captured import Captured
-from tenterhook._keep import Gradients, How, Log, PlainValues, Stop, Values, Wait
+from tenterhook._keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
 from tenterhook._session import Scope, Session
 from tenterhook._sites import Selector, Site, check_model, resolve_all
 from tenterhook._why import is_container
 
-_WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
+_WHOLE = Address(".")[4:6]  # no leaf, no call
 
 
 class capture:
@@ -97,9 +97,11 @@ class capture:
 
 
 def _tap(number: int, site: Site, how: How) -> Values | Gradients:
-    if how.simple and site.address[4:] == _WHOLE_VALUE and site.kind == "module":
-        return PlainValues(number, site, how)
-    return (Gradients if site.address.grad else Values)(number, site, how)
+    address = site.address
+    whole = address[4:6] == _WHOLE and site.kind == "module"
+    if address.grad:
+        return (PlainGradients if whole and address.role == "out" else Gradients)(number, site, how)
+    return (PlainValues if whole and how.simple else Values)(number, site, how)
 
 
 def _gradient_of(site: Site) -> Site:

@@ -26,7 +26,11 @@ def force_eager() -> bool:
         return False
     with _lock:
         if _open == 0:
-            _stance = torch.compiler.set_stance("force_eager")  # in force from here, as a plain call
+            try:
+                _stance = torch.compiler.set_stance("force_eager")  # in force from here, as a plain call
+            except RuntimeError as error:
+                what = "a session cannot be opened inside code that torch.compile runs; open it around the call"
+                raise RuntimeError(what) from error
         _open += 1
     return True
 

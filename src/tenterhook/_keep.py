@@ -1,5 +1,6 @@
 """How values and gradients are kept: the taps of capture."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -279,6 +280,19 @@ class Gradients(Tap):
 
         value = fill(outline) if isinstance(outline, _Slot) else rebuild(outline, lambda _, t: t, opaque=fill)
         return Entry(call, value, tuple(version for arrival in group for version in arrival.versions))
+
+
+class PlainGradients(Gradients):
+    """The gradient of a module's whole output, at every call, without a detour where that is one tensor."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        if type(last) is not Tensor or self.scope not in here() or graph_task() != -1 or last.grad_fn is None:
+            return super().__call__(module, args, last)
+        call = self.calls
+        self.calls = call + 1
+        self.is_view = self.is_view or last._is_view()
+        self.scope.add(last.register_hook(functools.partial(self.arrive, call, ())))
+        return None
 
 
 class Wait:

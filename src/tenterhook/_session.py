@@ -27,6 +27,7 @@ from tenterhook import _compiled
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
 from tenterhook._replay import Replays
+from tenterhook._shards import sharded_parameters
 from tenterhook._share import OwnShares
 from tenterhook._sites import Site
 from tenterhook._table import Table
@@ -213,6 +214,26 @@ class _After(Hook):
         self.tap.after(id(sys._getframe(1)), module, given, output)
 
 
+class _ParameterHooks:
+    """The gradient of a parameter, once per backward.
+
+    A tensor hook sees what this backward contributes. On a parameter that FSDP2 has sharded it never fires; there
+    the hook after the accumulation does, with `.grad` as it then stands.
+    """
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self.task = -1
+
+    def contributed(self, grad: Tensor | None) -> None:
+        self.task = graph_task()
+        self.tap.arrive(0, (), grad)
+
+    def accumulated(self, parameter: Tensor) -> None:
+        if graph_task() != self.task:
+            self.tap.arrive(0, (), parameter.grad)
+
+
 class Session:
     """Hooks for some taps, from entering to leaving. Not to be entered twice."""
 
@@ -255,7 +276,7 @@ class Session:
         if module is None:
             raise ReferenceError(f"the module of {site} is gone")
         if site.kind != "module":
-            _tap_tensor(tap, self._handles)
+            self._tap_tensor(tap, module)
         elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         elif site.address.role == "out":
@@ -268,6 +289,28 @@ class Session:
             if site.address.grad:
                 tap.pending = {}
                 self._handles.append(module.register_forward_hook(_After(tap), with_kwargs=True))
+
+    def _tap_tensor(self, tap: Tap, owner: nn.Module) -> None:
+        """A parameter or buffer: read once, on entering; its gradient at every backward."""
+        name = tap.site.address.name.rpartition(".")[2]
+        tensor = self._shards.get((id(owner), name), tap.site.tensor)
+        tap.calls = 1
+        if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            tap.missed = "it is not initialised yet; run the lazy module once before"
+        elif not tap.site.address.grad:
+            tap.reach(tensor, 0)
+        elif not tensor.requires_grad:
+            tap.missed = "frozen: its requires_grad is False"
+        else:
+            hooks = _ParameterHooks(tap)
+            self._handles.append(tensor.register_hook(hooks.contributed))
+            if hasattr(tensor, "_local_tensor"):
+                self._handles.append(tensor.register_post_accumulate_grad_hook(hooks.accumulated))
+
+    @functools.cached_property
+    def _shards(self) -> dict[tuple[int, str], Tensor]:
+        model = self.model()
+        return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
         # Not a context token: a session may be left in another context than it was entered in.
@@ -390,22 +433,6 @@ def no_such_leaf(value: Any, path: Path) -> str:
         have = ", ".join(f"[{key}]" for key in value) or "no arguments"
         return f"it was called without {asked}; it was given {have}"
     return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
-
-
-def _tap_tensor(tap: Tap, handles: list[RemovableHandle]) -> None:
-    """A parameter or buffer: read once, on entering; its gradient at every backward."""
-    tensor = tap.site.tensor
-    tap.calls = 1
-    if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-        tap.missed = "it is not initialised yet; run the lazy module once before"
-    elif not tap.site.address.grad:
-        tap.reach(tensor, 0)
-    elif not tensor.requires_grad:
-        tap.missed = "frozen: its requires_grad is False"
-    elif hasattr(tensor, "_local_tensor"):  # FSDP2 shards: a tensor hook on a DTensor parameter never fires
-        handles.append(tensor.register_post_accumulate_grad_hook(lambda p: tap.arrive(0, (), p.grad)))
-    else:
-        handles.append(tensor.register_hook(functools.partial(tap.arrive, 0, ())))
 
 
 def _can_have_gradient(tensor: Tensor) -> bool:
