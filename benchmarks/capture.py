@@ -37,6 +37,17 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
+class Stack(nn.Module):
+    def __init__(self, depth: int = 12, width: int = 64) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def interleave(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Seconds of one run of each, taken in turn, one by one: the 10th percentile of the rounds."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -74,15 +85,16 @@ def by_hand(
     return go
 
 
-def peers(model: nn.Module, names: list[str], x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """The same job by other libraries, for those that are installed."""
+def peers(names: list[str], x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """The same job by other libraries, for those that are installed, each on a model of its own."""
     found: dict[str, Callable[[], object]] = {}
     with contextlib.suppress(ImportError):
         layer_activation = importlib.import_module("captum.attr").LayerActivation
-        modules = dict(model.named_modules())
-        found["captum"] = lambda: layer_activation(model, [modules[name] for name in names]).attribute(x)
+        for_captum = Stack()
+        layers = list(for_captum.blocks)
+        found["captum"] = lambda: layer_activation(for_captum, layers).attribute(x)
     with contextlib.suppress(ImportError):
-        wrapped = importlib.import_module("nnsight").NNsight(model)
+        wrapped = importlib.import_module("nnsight").NNsight(Stack())
 
         def nnsight_run() -> None:
             with wrapped.trace(x):
@@ -90,14 +102,23 @@ def peers(model: nn.Module, names: list[str], x: torch.Tensor) -> dict[str, Call
                     block.output.save()
 
         found["nnsight"] = nnsight_run
+    with contextlib.suppress(ImportError):
+        hook_session = importlib.import_module("tdhook.session").HookSession
+        target, for_tdhook = importlib.import_module("tdhook.targets").Target, Stack()
+        targets = [target(name, "activation", -1, tuple(range(64))) for name in names]
+
+        def tdhook_run() -> object:
+            with hook_session(for_tdhook) as session:
+                captured = [session.capture(one) for one in targets]
+                for_tdhook(x)
+            return captured
+
+        found["tdhook"] = tdhook_run
     return found
 
 
 def twelve_outputs(rounds: int) -> Rows:
-    model = nn.Module()
-    model.blocks = nn.ModuleList(Block(64) for _ in range(12))
-    model.forward = lambda x: _through(model.blocks, x)  # type: ignore[method-assign]
-    x = torch.randn(4, 64)
+    model, x = Stack(), torch.randn(4, 64)
     names = [f"blocks.{i}" for i in range(12)]
 
     def ours(**options: bool) -> Callable[[], object]:
@@ -116,7 +137,7 @@ def twelve_outputs(rounds: int) -> Rows:
         "tenterhook copy=False": ours(copy=False),
     }
     with torch.no_grad():
-        t = interleave(contestants | peers(model, names, x), rounds)
+        t = interleave(contestants | peers(names, x), rounds)
     added = {name: t[name] - t["bare"] for name in t}
     rows: Rows = []
     for name in t:
@@ -132,16 +153,8 @@ def twelve_outputs(rounds: int) -> Rows:
     return rows
 
 
-def _through(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
-
-
 def after_exit(rounds: int) -> Rows:
-    model = nn.Sequential(*(Block(64) for _ in range(12)))
-    x = torch.randn(4, 64)
-    twin = nn.Sequential(*(Block(64) for _ in range(12)))
+    model, twin, x = Stack(), Stack(), torch.randn(4, 64)
     with capture(model, grad=True):
         model(x).sum().backward()
     with torch.no_grad():
