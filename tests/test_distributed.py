@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tenterhook import _compiled, _session, capture, sites
+from tenterhook import _compiled, _tap, capture, sites
 
 LIMIT = 60  # seconds for one test
 DDP = ["ddp", "ddp, gradient_as_bucket_view", "ddp, static_graph"]
@@ -45,7 +45,7 @@ def perform(name, kind):
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     try:
         globals()[name].body(kind)
-        assert _session.here() == () and _compiled._open == 0, "something is still open"
+        assert _tap.here() == () and _compiled._open == 0, "something is still open"
     except BaseException:
         return f"rank {dist.get_rank()} of {dist.get_world_size()}: {traceback.format_exc()}"
     finally:

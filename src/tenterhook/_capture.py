@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tenterhook._address import Address
 from tenterhook._captured import Captured
 from tenterhook._keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
-from tenterhook._session import Scope, Session
+from tenterhook._session import Session
 from tenterhook._sites import Selector, Site, check_model, resolve_all
+from tenterhook._tap import Scope
 from tenterhook._why import is_container
 
 _WHOLE = Address(".")[4:6]  # no leaf, no call

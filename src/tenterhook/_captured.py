@@ -12,8 +12,9 @@ from tenterhook._address import Address, covers, parse
 from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
 from tenterhook._inputs import Inputs
 from tenterhook._keep import Entry, Log
-from tenterhook._session import Report, Session, part_of
+from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
+from tenterhook._tap import part_of
 from tenterhook._tree import Omitted, Path, describe, paths_of, rebuild
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import Call
-from tenterhook._session import Scope, Tap, graph_task, here, no_such_leaf, not_watching, part_of
 from tenterhook._sites import Site
+from tenterhook._tap import Scope, Tap, graph_task, here, no_such_leaf, not_watching, part_of
 from tenterhook._tree import Omitted, Path, rebuild
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from tenterhook._address import covers
 from tenterhook._errors import AddressError, TenterhookWarning
 from tenterhook._inputs import Inputs
-from tenterhook._session import Report, Scope, Session, Tap, no_such_leaf, not_watching, part_of
+from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, check_model, resolve
+from tenterhook._tap import Scope, Tap, no_such_leaf, not_watching, part_of
 from tenterhook._tree import Path, describe, leaves, rebuild
 
 Observer = Callable[[Site, Any], object]

@@ -1,217 +1,23 @@
-"""A session: taps say what to do, sites say where, and the session says for how long.
-
-A `Tap` belongs to one site and is itself the PyTorch hook there. It works out whether a call is the session's
-own and which call it is, and hands the value on: `reach` for a value, `arrive` for the gradient of each leaf,
-which it gets by a tensor hook. Verbs are kinds of Tap. `Session` places the taps when it is entered and removes
-exactly those when it is left.
-
-Whose call is it? The scopes of the sessions that are open in this thread or async task are in a context variable:
-a tap that fires outside its scope only counts. A call inside a backward pass is a checkpoint's recomputation and
-is not counted again.
-"""
+"""A session: the taps of one `with` block, placed when it is entered, removed when it is left, whatever happens."""
 
 import functools
-import sys
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook import _compiled
-from tenterhook._handles import Hook
-from tenterhook._inputs import Inputs, argument_names
-from tenterhook._replay import Replays
 from tenterhook._shards import sharded_parameters
-from tenterhook._share import OwnShares
-from tenterhook._sites import Site
 from tenterhook._table import Table
-from tenterhook._tree import Path, describe, leaves, paths_of, pick, rebuild
+from tenterhook._tap import After, Scope, Tap, close_scope, graph_task, open_scope
 from tenterhook._why import why_never_called
 
-_open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
-here = _open_scopes.get
-graph_task = torch._C._current_graph_task_id
-
-
-class Scope:
-    """What the taps of one session share. Holds nothing that holds a tap, so that a session leaves no cycle."""
-
-    _prune_at = 1024
-
-    def __init__(self, frozen: bool) -> None:
-        self.frozen = frozen
-        self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
-
-    def add(self, handle: RemovableHandle) -> None:
-        """Remember a tensor hook; those that died with their graph are let go now and then."""
-        self.handles.append(handle)
-        if len(self.handles) > self._prune_at:
-            self.handles = [h for h in self.handles if h.hooks_dict_ref() is not None]
-            self._prune_at = max(1024, 2 * len(self.handles))
-
-    def thaw(self, tensor: Tensor) -> Tensor:
-        """With frozen=True: a tensor that autograd ignored, as one that it follows from here on."""
-        if not self.frozen or tensor.requires_grad or not _can_have_gradient(tensor):
-            return tensor
-        return tensor.detach().requires_grad_().clone() if torch.is_grad_enabled() else tensor
-
-
-class Tap(Hook):
-    """What to do at one site, as a hook. A verb overrides `reach` and `arrive`."""
-
-    calls = 0
-    elsewhere = 0
-    recomputed = 0
-    is_view = False
-    missed = ""  # why the value was not there when the module ran, for the report
-    pending: dict[int, tuple[OwnShares, list[tuple[Tensor, int, Tensor]]]]
-    _replays: Replays | None = None
-    _names: tuple[str, ...] = ()
-    _on_leaf: dict[int, RemovableHandle] | None = None
-
-    def __init__(self, site: Site, scope: Scope) -> None:
-        self.site = site
-        self.scope = scope
-
-    @property
-    def fired(self) -> int:
-        """How often something came."""
-        raise NotImplementedError
-
-    def reach(self, value: Any, call: int) -> None:
-        """The value at the site, whole, as the model has it."""
-        raise NotImplementedError
-
-    def expect(self, part: Any, call: int) -> None:
-        """The structured value whose leaves' gradients will arrive."""
-
-    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
-        """The gradient of one leaf of the value of that call."""
-        raise NotImplementedError
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
-        """The hook: `last` is the output after a forward, the keyword arguments before it."""
-        is_input = self.site.address.role == "in"
-        if is_input and last is None:  # removed while another thread is in this module: torch forgot with_kwargs
-            return None
-        value = Inputs(args, last, self._names) if is_input else last
-        call = self._count()
-        if not self.site.address.grad:
-            if call is not None:
-                self.reach(value, call)
-            return None
-        if call is None and self._replays is not None:
-            call = self._replays.next_call()
-        if call is None or not self._wants(call):
-            return None
-        try:
-            part = part_of(value, self.site.address.leaf)
-        except LookupError:
-            self.missed = no_such_leaf(value, self.site.address.leaf)
-            return None
-        if not isinstance(part, Tensor):
-            self.expect(part, call)
-        thawed = self._thaw(part)
-        if is_input:
-            self._await_shares(thawed, part, call, id(sys._getframe(1)))
-        else:
-            for path, tensor in leaves(thawed):
-                self.hook(tensor, call, path)
-        return None if thawed is part else _with_thawed(value, part, thawed)
-
-    def prepare(self, module: nn.Module) -> None:
-        """Look at the module once, before its hook is placed."""
-        if self.site.address.role == "in":
-            self._names = argument_names(module)
-
-    def hook(self, tensor: Tensor, call: int, path: Path) -> None:
-        """Have `arrive` called with the gradient of one tensor."""
-        if not tensor.requires_grad:
-            self.missed = self._why_no_gradient(tensor, call)
-            return
-        self.is_view = self.is_view or tensor._is_view()
-        is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
-        handle = tensor.register_hook(functools.partial(self.arrive, call, path))
-        self.scope.add(handle)
-        if is_leaf:  # it outlives the graph, so the last call that returned it owns its gradient
-            self._on_leaf = {} if self._on_leaf is None else self._on_leaf
-            if (before := self._on_leaf.pop(id(tensor), None)) is not None:
-                before.remove()
-            self._on_leaf[id(tensor)] = handle
-
-    def _count(self) -> int | None:
-        """The number of this call, if it counts."""
-        if graph_task() != -1:
-            self.recomputed += 1
-        elif self.scope not in here():
-            self.elsewhere += 1
-        else:
-            call = self.calls
-            self.calls = call + 1
-            return call
-        return None
-
-    def _wants(self, call: int) -> bool:
-        asked = self.site.address.call
-        return not isinstance(asked, int) or asked < 0 or asked == call
-
-    def _thaw(self, part: Any) -> Any:
-        if not self.scope.frozen:
-            return part
-        return rebuild(part, lambda _, tensor: self.scope.thaw(tensor), opaque=lambda x: x)
-
-    def _await_shares(self, thawed: Any, part: Any, call: int, frame: int) -> None:
-        """Before the forward: note whose gradients are wanted; `after` finds who used them."""
-        inputs, copies = [], []
-        for (path, tensor), (_, original) in zip(leaves(thawed), leaves(part), strict=True):
-            if tensor is not original:  # a copy that only this module will use
-                copies.append((tensor, tensor._version, original))
-                self.hook(tensor, call, path)
-            elif tensor.requires_grad and torch.is_grad_enabled():
-                inputs.append((tensor, functools.partial(self.arrive, call, path)))
-            else:
-                self.missed = self._why_no_gradient(tensor, call)
-        # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
-        self.pending[frame] = (OwnShares(inputs), copies)
-
-    def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> None:
-        """After the forward: hook whatever used the inputs."""
-        shares, copies = self.pending.pop(frame, (None, ()))
-        for copied, version, original in copies:
-            if copied._version != version:  # the module wrote into its input: the caller's tensor must see that
-                with torch.no_grad():
-                    original.copy_(copied)
-        if shares is not None:
-            for handle in shares.hook(module, given, output):
-                self.scope.add(handle)
-
-    def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
-        if not _can_have_gradient(tensor):
-            return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
-        if torch.is_grad_enabled():
-            return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
-        if self._replays is None:
-            self._replays = Replays()
-        if self._replays.remember(call):
-            return "its checkpoint was not run again: no backward came inside this session"
-        return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
-
-
-class _After(Hook):
-    """The forward hook beside a tap on the gradient of an input."""
-
-    def __init__(self, tap: Tap) -> None:
-        self.tap = tap
-
-    def __call__(self, module: nn.Module, *given_and_output: Any) -> None:
-        *given, output = given_and_output
-        self.tap.after(id(sys._getframe(1)), module, given, output)
+# Ids for our entries in torch's hook tables. Its own count up from 0 and without a lock, so ours count down.
+_ids = itertools.count(-1, -1)
 
 
 class _ParameterHooks:
@@ -245,6 +51,7 @@ class Session:
     def __init__(self, model: nn.Module, *, frozen: bool = False) -> None:
         self.model = weakref.ref(model)
         self.scope = Scope(frozen)
+        self._pending: list[dict[int, Any]] = []
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -254,14 +61,9 @@ class Session:
         self._entered = True
         try:
             self.ran_eagerly = self._holds_stance = _compiled.force_eager()
-            # What register_forward_hook does, less the bookkeeping of options that are not used here: an id
-            # of torch's own, and the hook under it. Placing and removing a hook takes a quarter of the time.
-            key = RemovableHandle.next_id
-            RemovableHandle.next_id += len(self.taps)
             for tap in self.taps:
-                self._place(tap, key)
-                key += 1
-            _open_scopes.set((*here(), self.scope))
+                self._place(tap)
+            open_scope(self.scope)
         except BaseException:
             self._leave()
             raise
@@ -270,7 +72,7 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self._leave()
 
-    def _place(self, tap: Tap, key: int) -> None:
+    def _place(self, tap: Tap) -> None:
         site = tap.site
         module = site.owner()
         if module is None:
@@ -280,15 +82,16 @@ class Session:
         elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         elif site.address.role == "out":
-            hooks = module._forward_hooks
+            # What register_forward_hook does, less its handle and options, in a quarter of the time.
+            key, hooks = next(_ids), module._forward_hooks
             self._placed.append((hooks, key))
             hooks[key] = tap
         else:
             tap.prepare(module)
             self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
             if site.address.grad:
-                tap.pending = {}
-                self._handles.append(module.register_forward_hook(_After(tap), with_kwargs=True))
+                self._pending.append(tap.pending)
+                self._handles.append(module.register_forward_hook(After(tap), with_kwargs=True))
 
     def _tap_tensor(self, tap: Tap, owner: nn.Module) -> None:
         """A parameter or buffer: read once, on entering; its gradient at every backward."""
@@ -313,11 +116,12 @@ class Session:
         return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
-        # Not a context token: a session may be left in another context than it was entered in.
-        _open_scopes.set(tuple(scope for scope in here() if scope is not self.scope))
+        close_scope(self.scope)
         for hooks, key in self._placed:
             hooks.pop(key, None)
         self._placed.clear()
+        for pending in self._pending:  # calls that ended in an exception
+            pending.clear()
         for handles in (self._handles, self.scope.handles):
             for handle in handles:
                 handle.remove()
@@ -397,43 +201,3 @@ class Report:
 
     def _table(self) -> Table:
         return Table(("address", "fired", "value, or why there is none"), self.rows, right=("fired",))
-
-
-@contextmanager
-def not_watching(scope: Scope) -> Iterator[None]:
-    """Run a user's function without the session seeing the calls that it makes itself."""
-    token = _open_scopes.set(tuple(s for s in here() if s is not scope))
-    try:
-        yield
-    finally:
-        _open_scopes.reset(token)
-
-
-def _with_thawed(value: Any, part: Any, thawed: Any) -> Any:
-    """The value as the hook hands it back, with thawed tensors in it."""
-    swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
-
-    def swap(x: Any) -> Any:
-        return rebuild(x, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=lambda y: y)
-
-    return (swap(value.args), swap(value.kwargs)) if isinstance(value, Inputs) else swap(value)
-
-
-def part_of(value: Any, path: Path) -> Any:
-    """The part of a site's value that an address means; LookupError where there is none."""
-    if path and isinstance(value, Inputs):
-        return pick(value[path[0]], path[1:])
-    return pick(value, path)
-
-
-def no_such_leaf(value: Any, path: Path) -> str:
-    """Says what a value has where the asked leaf was not found."""
-    asked = "".join(f"[{key}]" for key in path)
-    if isinstance(value, Inputs):
-        have = ", ".join(f"[{key}]" for key in value) or "no arguments"
-        return f"it was called without {asked}; it was given {have}"
-    return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
-
-
-def _can_have_gradient(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
