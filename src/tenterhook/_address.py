@@ -112,6 +112,16 @@ def covers(call: Call | None, k: int, total: int) -> bool:
     return k in range(*slice(*call).indices(total))
 
 
+def may_cover(call: Call | None, k: int) -> bool:
+    """Whether call k may be meant, as far as can be known before the last call."""
+    if call is None:
+        return True
+    if isinstance(call, int):
+        return call < 0 or k == call
+    start, stop = call
+    return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
+
+
 def _leaf(key: str) -> Leaf:
     return int(key) if _POSITION.fullmatch(key) else key
 

@@ -56,6 +56,12 @@ class capture:
         check_model(model, "capture")
         if keep not in ("all", "last"):
             raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype is a torch.dtype such as torch.float32, got {dtype!r}")
+        if reduce is not None and not callable(reduce):
+            raise TypeError(f"reduce is a function of a tensor, got {reduce!r}")
+        if device is not None:
+            device = torch.device(device)  # a misspelt one fails here, not in the middle of a forward
         sites = resolve_all(model, selectors or ("**",))
         if grad:
             sites += [_gradient_of(site) for site in sites if not site.address.grad]
@@ -86,6 +92,8 @@ class capture:
         `inputs` is the model's argument, a tuple of arguments, or a mapping of keyword arguments.
         """
         check_model(model, "capture.once")
+        if "stop" in options:
+            raise TypeError("capture.once always stops as soon as it can; use capture(...) for a whole forward")
         with capture(model, *selectors, stop=True, **options) as seen:
             if isinstance(inputs, Mapping):
                 model(**inputs)
@@ -93,7 +101,7 @@ class capture:
                 model(*inputs)
             else:
                 model(inputs)
-        one = len(selectors) == 1 and len(seen._taps) == 1
+        one = len(selectors) == 1 and not seen._taps[0].site.wide
         return seen[selectors[0]] if one else seen
 
 

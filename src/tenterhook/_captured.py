@@ -15,7 +15,7 @@ from tenterhook._keep import Entry, Log
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tap import part_of
-from tenterhook._tree import Omitted, Path, describe, paths_of, rebuild
+from tenterhook._tree import Omitted, Path, describe, itself, paths_of, rebuild
 
 
 class Captured:
@@ -84,12 +84,26 @@ class Captured:
                 return [(address, taps)]
         model = self._session.model()
         if model is None:
-            raise NotSeenError(f"{selector!r} was not captured; captured: {self._asked()}")
+            return self._meant_by_name(selector)
         sites = resolve(model, selector)
         meant = [(site.address, self._taps_of(site)) for site in sites]
         if not any(taps for _, taps in meant):
             raise NotSeenError(f"{selector!r} was not asked for in this session; captured: {self._asked()}")
         return [(address, taps) for address, taps in meant if taps]
+
+    def _meant_by_name(self, selector: Selector) -> list[tuple[Address, list[Any]]]:
+        """When the model is gone: a glob among the names that were captured."""
+        address = _parse_or_none(selector) if isinstance(selector, str) else None
+        if address is not None:
+            whole = address.pattern().fullmatch
+            taps = [tap for tap in self._taps if (tap.site.address.role, tap.site.address.grad) == _place(address)[1:]]
+            taps = [tap for tap in taps if whole("" if tap.site.address.name == "." else f"{tap.site.address.name}.")]
+            if taps and address.cls is None:
+                return [
+                    (tap.site.address.at(call=address.call, leaf=address.leaf, grad=address.grad), [tap])
+                    for tap in taps
+                ]
+        raise NotSeenError(f"{selector!r} was not captured; captured: {self._asked()}")
 
     def _taps_of(self, site: Site) -> list[Any]:
         """By the name; else by the module, which may have been asked for under another of its names."""
@@ -114,7 +128,9 @@ class Captured:
             if address.leaf[: len(kept)] != kept:
                 silent.append(f"{address}: only {tap.site} was captured; ask for the whole value or that leaf")
                 continue
-            wanted = [entry for entry in tap.entries if covers(address.call, entry.call, tap.calls)]
+            asked = tap.site.address.call
+            entries = [entry for entry in tap.entries if covers(asked, entry.call, tap.calls)]
+            wanted = [entry for entry in entries if covers(address.call, entry.call, tap.calls)]
             if not wanted:
                 silent.append(self._why_none(address, tap))
             turns: Counter[int] = Counter()  # the backward passes of each call
@@ -137,6 +153,10 @@ class Captured:
     def _why_none(self, address: Address, tap: Any) -> str:
         if not tap.fired:
             return f"{tap.site} never came: {self._session.why_silent(tap)}"
+        if tap.site.address.call is not None and tap.site.address.call != address.call:
+            return f"{address}: only {tap.site} was captured"
+        if address.grad and isinstance(address.call, int) and -tap.calls <= address.call < tap.calls:
+            return f"{address} never came: no backward inside this session reached that call"
         return f"{address}: it was called {tap.calls} times; calls count from @0 to @{tap.calls - 1}"
 
     def _asked(self) -> str:
@@ -151,7 +171,7 @@ def _place(address: Address) -> tuple[str, str, bool]:
 def _shown(value: Any) -> Any:
     """A kept value as it is handed out."""
     value = value.plain() if isinstance(value, Inputs) else value
-    return rebuild(value, lambda _, tensor: _usable(tensor), opaque=lambda x: x)
+    return rebuild(value, lambda _, tensor: _usable(tensor), opaque=itself)
 
 
 def _usable(tensor: Tensor) -> Tensor:

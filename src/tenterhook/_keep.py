@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tenterhook._address import Call
+from tenterhook._address import covers, may_cover
 from tenterhook._sites import Site
-from tenterhook._tap import Scope, Tap, graph_task, here, no_such_leaf, not_watching, part_of
+from tenterhook._tap import (
+    Scope,
+    Tap,
+    check_unchanged,
+    graph_task,
+    here,
+    no_such_leaf,
+    not_watching,
+    part_of,
+    version_of,
+)
 from tenterhook._tree import Omitted, Path, rebuild
 
 
@@ -49,6 +59,9 @@ class _Slot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+
+_SKIPPED = object()
 
 
 class Log(list[tuple[int, Any, Any]]):
@@ -95,22 +108,28 @@ class How:
         if self.detach:
             tensor = tensor.detach()
         if self.device is None and self.dtype is None:
-            return tensor.clone() if self.copy else tensor
+            # an inference tensor does not tell when it is overwritten, so it is copied in any case
+            return tensor.clone() if self.copy or tensor.is_inference() else tensor
         return self._moved(tensor)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self.device or tensor.device, dtype, copy=self.copy)
+        return tensor.to(self.device or tensor.device, dtype, copy=self.copy or tensor.is_inference())
 
     def _reduced(self, tensor: Tensor) -> Any:
         assert self.reduce is not None
         with not_watching(self.scope), torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
-            small = self.reduce(tensor.detach() if self.detach else tensor)
-            if not isinstance(small, Tensor):
-                return small
-            if self.device is None and self.dtype is None:
-                return small.clone() if self.copy and _shares_memory(small, tensor) else small
-            return self._moved(small)
+            shown = tensor.detach() if self.detach else tensor
+            before = [(shown, version_of(shown))]
+            small = self.reduce(shown)
+            check_unchanged(before, "reduce")
+            return rebuild(small, lambda _, part: self._own(part, tensor), opaque=_own_array)
+
+    def _own(self, part: Tensor, whole: Tensor) -> Tensor:
+        """A part of what `reduce` gave, in memory of its own."""
+        if self.device is not None or self.dtype is not None:
+            return self._moved(part)
+        return part.clone() if self.copy and _shares_memory(part, whole) else part
 
 
 class Values(Tap):
@@ -127,11 +146,12 @@ class Values(Tap):
 
     @property
     def fired(self) -> int:
-        return self._dropped + len(self.entries)
+        asked = self.site.address.call
+        return self._dropped + sum(covers(asked, entry.call, self.calls) for entry in self.entries)
 
     def reach(self, value: Any, call: int) -> None:
         address = self.site.address
-        if not _may_cover(address.call, call):
+        if not may_cover(address.call, call):
             return
         try:
             part = part_of(value, address.leaf)
@@ -142,13 +162,17 @@ class Values(Tap):
         kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
         if isinstance(kept, Omitted):
             self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
+            self._skip()
             return
         self._store(call, kept, tuple(versions))
         if self.wait is not None:
             self.wait.came(self)
 
+    def _skip(self) -> None:
+        """A call of which nothing could be kept."""
+
     def _store(self, call: int, kept: Any, versions: _Versions) -> None:
-        if not self.fired:
+        if not self.entries:
             self.how.log.append((self.number, None, None))
         if self.how.last or self.site.address.call == -1:
             self._dropped += len(self.entries)
@@ -185,9 +209,12 @@ class PlainValues(Values):
             return None
         try:
             how.log.append((self.number, last, last._version))
-        except RuntimeError:  # an inference tensor has no version
-            how.log.append((self.number, last, None))
+        except RuntimeError:  # an inference tensor does not tell when it is overwritten
+            how.log.append((self.number, last.clone(), None))
         return None
+
+    def _skip(self) -> None:
+        self.how.log.append((self.number, _SKIPPED, None))
 
     def _store(self, call: int, kept: Any, versions: _Versions) -> None:
         self.how.log.append((self.number, kept, versions))
@@ -197,6 +224,7 @@ class PlainValues(Values):
         return [
             Entry(call, value, ((value, version),) if isinstance(version, int) else version or ())
             for call, (value, version) in enumerate(self.how.log.of(self.number))
+            if value is not _SKIPPED
         ]
 
     @property
@@ -223,7 +251,8 @@ class Gradients(Tap):
 
     @property
     def fired(self) -> int:
-        return self._dropped + len(self._turns())
+        asked = self.site.address.call
+        return self._dropped + sum(covers(asked, call, self.calls) for call, _ in self._turns())
 
     @property
     def entries(self) -> list[Entry]:
@@ -232,22 +261,26 @@ class Gradients(Tap):
         return sorted(together, key=lambda entry: entry.call)
 
     def expect(self, part: Any, call: int) -> None:
-        if self.how.last:
-            self.outlines.clear()
         self.outlines[call] = rebuild(part, lambda path, _: _Slot(path), opaque=lambda _: None)
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
         if not self.arrivals:
             self.how.log.append((self.number, None, None))
-        if self._simple and type(grad) is Tensor:
+        if not self._simple or type(grad) is not Tensor:
+            self._arrive(call, path, grad)
+            return
+        try:
             self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
-        else:
+        except RuntimeError:
             self._arrive(call, path, grad)
 
     def _arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
         try:
             kept = None if grad is None else self.how.keep(grad)
         except Exception as error:
+            if "Batching rule not implemented" in str(error):  # torch's older vmap, which can neither copy nor detach
+                self.missed = "it came from a vectorised jacobian, whose gradients cannot be kept"
+                return
             error.add_note(f"while keeping {self.site}")
             raise
         versions: list[tuple[Tensor, int]] = []
@@ -260,6 +293,7 @@ class Gradients(Tap):
                 return
             self._dropped += len(turns.keys() - {(call, task)})
             self.arrivals = [old for old in self.arrivals if (old[0], old[2]) == (call, task)]
+            self.outlines = {k: outline for k, outline in self.outlines.items() if k >= call}
         self.arrivals.append((call, path, task, kept, tuple(versions)))
 
     def _turns(self) -> dict[tuple[int, int], list[_Arrival]]:
@@ -313,19 +347,14 @@ class Wait:
             raise Stop(self.scope)
 
 
-def _may_cover(call: Call | None, k: int) -> bool:
-    """Whether call k may be meant, as far as can be known before the last call."""
-    if call is None:
-        return True
-    if isinstance(call, int):
-        return call < 0 or k == call
-    start, stop = call
-    return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
-
-
 def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
     if isinstance(kept, Tensor) and not kept.is_inference():
         versions.append((kept, kept._version))
+
+
+def _own_array(x: Any) -> Any:
+    """A NumPy array may be a window on a tensor's memory."""
+    return x.copy() if hasattr(x, "__array_interface__") else x
 
 
 def _shares_memory(a: Tensor, b: Tensor) -> bool:

@@ -11,8 +11,8 @@ from tenterhook._errors import AddressError, TenterhookWarning
 from tenterhook._inputs import Inputs
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, check_model, resolve
-from tenterhook._tap import Scope, Tap, no_such_leaf, not_watching, part_of
-from tenterhook._tree import Path, describe, leaves, rebuild
+from tenterhook._tap import Scope, Tap, check_unchanged, no_such_leaf, not_watching, part_of, version_of
+from tenterhook._tree import Path, describe, itself, leaves, rebuild
 
 Observer = Callable[[Site, Any], object]
 
@@ -46,8 +46,8 @@ class _Look(Tap):
 
     def _show(self, value: Any, call: int, path: Path = ()) -> None:
         site = self.site.at(call, path)
-        live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=lambda x: x)
-        before = [(tensor, _version(tensor)) for _, tensor in leaves(live)]
+        live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=itself)
+        before = [(tensor, version_of(tensor)) for _, tensor in leaves(live)]
         self.shown += 1
         self.last = describe(live)
         try:
@@ -56,8 +56,7 @@ class _Look(Tap):
         except Exception as error:
             error.add_note(f"while observing {site}")
             raise
-        if any(_version(tensor) != version for tensor, version in before):
-            raise RuntimeError(f"the observer at {site} changed the value in place; observing must change nothing")
+        check_unchanged(before, f"the observer at {site}")
 
 
 class observe:
@@ -107,7 +106,3 @@ def _check_call(site: Site) -> None:
     call = site.address.call
     if call is not None and any(end is not None and end < 0 for end in (call if isinstance(call, tuple) else (call,))):
         raise AddressError(f"{site}: which call is the last is known only afterwards; observe counts from 0")
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

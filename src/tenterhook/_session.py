@@ -46,6 +46,7 @@ class Session:
     taps: Sequence[Any] = ()
     ran_eagerly = False
     _entered = False
+    _ended_by: type[BaseException] | None = None
     _holds_stance = False
 
     def __init__(self, model: nn.Module, *, frozen: bool = False) -> None:
@@ -69,7 +70,8 @@ class Session:
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._ended_by = kind
         self._leave()
 
     def _place(self, tap: Tap) -> None:
@@ -165,6 +167,8 @@ class Session:
         elsewhere = max((tap.elsewhere for tap in self.taps), default=0)
         if elsewhere:
             yield "calls from other threads or async tasks were left alone"
+        if self._ended_by is not None and issubclass(self._ended_by, Exception):
+            yield f"the block was left by {self._ended_by.__name__}: a module that was running then returned nothing"
         if self._turned_fast_path_off():
             yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
 

@@ -3,21 +3,25 @@
 A tensor often has several users, and a hook on it sees the sum over all of them. Handing the module a view of the
 tensor would tell them apart, but it changes the order in which autograd adds the contributions up, and with it the
 last bits of the gradients before. So nothing is exchanged: the nodes that the call added to the graph are searched
-for those that use the tensor, a hook on each reads what it contributes, and a hook on the tensor's own node, which
-runs when all its users have, delivers the sum.
+for those that use the tensor, a hook on each reads what it contributes, and the sum is delivered when that
+backward pass is over.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook._tree import leaves
-
+_NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
+_MOST_OBJECTS = 2000
+_TORCH_OWN = frozenset(vars(nn.Module()))
 Arrive = Callable[[Tensor | None], object]
 _Edge = tuple[Node, int, Node, int]  # the user, which of its inputs, the node it uses, which output of that
 
@@ -28,68 +32,89 @@ class _Origin(NamedTuple):
     node: Node
     output: int
     cut: Callable[[Tensor], Tensor] | None = None
-    leaf: Tensor | None = None
+
+
+class Input(NamedTuple):
+    """A tensor whose own share is wanted; `hook` asks for its whole gradient instead."""
+
+    tensor: Tensor
+    arrive: Arrive
+    hook: Callable[[], None]
 
 
 class OwnShares:
     """From before a module's forward until after it: which of the nodes made in between use its inputs."""
 
-    def __init__(self, inputs: Sequence[tuple[Tensor, Arrive]]) -> None:
+    def __init__(self, inputs: Sequence[Input], given: Any) -> None:
+        self._inputs = [(one, list(_origins(one.tensor))) for one in inputs]
+        self._before = {t.grad_fn for t in tensors_within(given) if t.grad_fn is not None}
+        # After reading every grad_fn, which may make a node. The count is one per thread, hence _before.
         self._since = torch._C._autograd._get_sequence_nr()
-        self._inputs = [(list(_origins(tensor)), arrive) for tensor, arrive in inputs]
 
     def hook(self, module: nn.Module, given: Any, output: Any) -> Iterator[RemovableHandle]:
         """After the forward: hook the users, found from every value that the call can have made."""
-        made = [tensor for _, tensor in leaves((given, output))]  # it may have written into what it was given
-        made += [t for m in module.modules() for t in vars(m).values() if isinstance(t, Tensor)]  # self.aux_loss = …
-        edges = list(_edges_made_since(self._since, {t.grad_fn for t in made if t.grad_fn is not None}))
-        out = {(t.grad_fn, t.output_nr) for _, t in leaves(output)}
-        for origins, arrive in self._inputs:
+        out = list(tensors_within(output))
+        made = [*out, *tensors_within(given), *_held_by(module)]  # it may have written into what it was given
+        edges = list(self._edges({t.grad_fn for t in made if t.grad_fn is not None}))
+        out_edges = {(t.grad_fn, t.output_nr) for t in out if t.grad_fn is not None}
+        for one, origins in self._inputs:
             own = origins[0]
-            if (own.node, own.output) in out or any(own.leaf is t for _, t in leaves(output)):
-                # It hands its input on: one value, in and out, and one gradient, of all its users.
-                yield own.node.register_prehook(functools.partial(_deliver_whole, arrive, own.output))
+            if (own.node, own.output) in out_edges or any(one.tensor is t for t in out if t.is_leaf):
+                one.hook()  # it hands its input on: one value, in and out, and one gradient, of all its users
             else:
-                yield from _hook_users(origins, edges, arrive)
+                yield from _hook_users(origins, edges, one.arrive)
+
+    def _edges(self, starts: set[Node]) -> Iterator[_Edge]:
+        """Every edge from a node that this call made, as far as the starts lead."""
+        visited = starts - self._before
+        nodes = list(visited)
+        while nodes:
+            user = nodes.pop()
+            if user._sequence_nr() < self._since:
+                continue
+            for i, (node, output) in enumerate(user.next_functions):
+                if node is not None:
+                    yield user, i, node, output
+                    if node not in visited and node not in self._before:
+                        visited.add(node)
+                        nodes.append(node)
 
 
 class _Sum:
-    """What the users of one input have contributed so far, in one backward pass."""
+    """What the users of one input contribute in one backward pass."""
 
     def __init__(self, arrive: Arrive) -> None:
         self.arrive = arrive
+        self.task = -1
         self.total: Tensor | None = None
 
     def add(self, i: int, cut: Any, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
         grad = grad_inputs[i]
-        if grad is not None:
-            grad = grad if cut is None else cut(grad)
-            self.total = grad if self.total is None else self.total + grad
+        if grad is None:
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self.task:  # a pass that ended in an exception may have left something
+            self.task, self.total = task, None
+            Variable._execution_engine.queue_callback(self.deliver)
+        grad = grad if cut is None else cut(grad)
+        self.total = grad if self.total is None else self.total + grad
 
-    def deliver(self, grad_outputs: object) -> None:
-        if self.total is not None:
-            total, self.total = self.total, None
-            self.arrive(total)
-
-
-def _deliver_whole(arrive: Arrive, output: int, grads: tuple[Tensor | None, ...]) -> None:
-    arrive(grads[output])
+    def deliver(self) -> None:
+        total, self.total, self.task = self.total, None, -1
+        self.arrive(total)
 
 
 def _hook_users(origins: list[_Origin], edges: list[_Edge], arrive: Arrive) -> Iterator[RemovableHandle]:
     share = _Sum(arrive)
-    last = origins[0]
     for origin in origins:
         for user, i, node, output in edges:
             if node is origin.node and output == origin.output and (origin.cut is None or "CopySlices" in user.name()):
-                last = origin
                 yield user.register_hook(functools.partial(share.add, i, origin.cut))
-    yield last.node.register_prehook(share.deliver)
 
 
 def _origins(tensor: Tensor) -> Iterator[_Origin]:
     edge = get_gradient_edge(tensor)
-    yield _Origin(edge.node, edge.output_nr, leaf=tensor if tensor.is_leaf else None)
+    yield _Origin(edge.node, edge.output_nr)
     base = tensor._base
     if base is not None and base.requires_grad:
         # Writing into a view re-routes the graph: the base gets a CopySlices node, which goes around the view.
@@ -109,16 +134,27 @@ class _Cut:
         return dense.copy_(grad.detach()).as_strided(*self.view)
 
 
-def _edges_made_since(since: int, starts: set[Node]) -> Iterator[_Edge]:
-    """Every edge from a node that was made since some sequence number, as far as the starts lead."""
-    visited, nodes = set(starts), list(starts)
-    while nodes:
-        user = nodes.pop()
-        if user._sequence_nr() < since:
-            continue
-        for i, (node, output) in enumerate(user.next_functions):
-            if node is not None:
-                yield user, i, node, output
-                if node not in visited:
-                    visited.add(node)
-                    nodes.append(node)
+def tensors_within(value: Any, depth: int = 5, visited: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor in a value, also in objects that are no known structure, like a key-value cache."""
+    visited = set() if visited is None else visited
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, _NO_TENSORS) and id(value) not in visited and len(visited) < _MOST_OBJECTS:
+        visited.add(id(value))
+        children: Any = ()
+        if isinstance(value, Mapping):
+            children = value.values()
+        elif isinstance(value, (list, tuple, set, deque)):
+            children = value
+        elif (fields := getattr(value, "__dict__", None)) is not None:
+            children = fields.values()
+        for child in list(children)[:_MOST_OBJECTS]:
+            yield from tensors_within(child, depth - 1, visited)
+
+
+def _held_by(module: nn.Module) -> Iterator[Tensor]:
+    """What hangs on a module besides its parameters: self.aux_loss = …, a state, a buffer that was replaced."""
+    for one in module.modules():
+        attributes = vars(one)
+        yield from tensors_within([attributes[name] for name in attributes.keys() - _TORCH_OWN])
+        yield from tensors_within(list(one._buffers.values()))

@@ -67,14 +67,13 @@ class Site:
         module = self.module
         if self.kind == "module" or module is None:
             return None
-        table = module._parameters if self.kind == "parameter" else module._buffers
-        return table.get(self.address.name.rpartition(".")[2])
+        return _own(module, self.kind).get(self.address.name.rpartition(".")[2])
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters that the module itself holds."""
         module = self.module
-        own = {} if module is None else module._parameters
+        own = {} if module is None else _own(module, "parameter")
         return {name: _shape_of(p) for name, p in own.items() if p is not None}
 
 
@@ -188,6 +187,8 @@ def resolve(model: nn.Module, selector: Selector) -> list[Site]:
     if callable(selector):
         what = "no module for which the predicate is true"
         return _matching(model, lambda name, m: bool(selector(name, m)), what)
+    if isinstance(selector, (list, tuple, set)):
+        raise TypeError(f"a selector is one address; unpack the {type(selector).__name__}: capture(model, *names)")
     kinds = "an address, a module, a module class, or a function (name, module) -> bool"
     raise TypeError(f"a selector is {kinds}; got {type(selector).__name__}")
 
@@ -314,8 +315,8 @@ def _literal(model: nn.Module, name: str, address: Address) -> Site | None:
     head, _, tail = name.rpartition(".")
     if (found := find(model, head or ".")) is not None:
         path, owner = found
-        for kind, table in (("parameter", owner._parameters), ("buffer", owner._buffers)):
-            if table.get(tail) is not None:
+        for kind in ("parameter", "buffer"):
+            if _own(owner, kind).get(tail) is not None:
                 full = tail if path == "." else f"{path}.{tail}"
                 return Site(_named(address, full), owner, kind, wide=False)
     for known, module in walk(model):  # last, for it is slow: a module in a plain list
@@ -380,7 +381,7 @@ def _each_once(
 def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
     for name, module in walk(model):
         prefix = "" if name == "." else f"{name}."
-        for part, tensor in (module._parameters if kind == "parameter" else module._buffers).items():
+        for part, tensor in _own(module, kind).items():
             if tensor is not None:
                 yield prefix + part, (module, tensor)
 
@@ -402,8 +403,14 @@ def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
     return AddressError("\n  ".join(lines))
 
 
-def _shape_of(tensor: Any) -> tuple[int, ...]:
-    return () if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) else tuple(tensor.shape)
+def _own(module: nn.Module, kind: str) -> dict[str, Any]:
+    """The parameters or buffers of a module itself, by name."""
+    table = module._parameters if kind == "parameter" else module._buffers
+    return table if isinstance(table, dict) else dict(table.items())  # a ScriptModule's is no dict
+
+
+def _shape_of(tensor: Any) -> tuple[Any, ...]:
+    return ("?",) if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) else tuple(tensor.shape)
 
 
 def _times(shape: tuple[int, ...]) -> str:
@@ -412,11 +419,11 @@ def _times(shape: tuple[int, ...]) -> str:
 
 def _count(site: Site) -> str:
     if site.kind != "module":
-        return "" if site.tensor is None else f"{site.tensor.numel():,}"
+        return "" if site.tensor is None else f"{_numel(site.tensor):,}"
     module = site.module
     total = 0 if module is None else sum(_numel(p) for p in module.parameters())
     return f"{total:,}" if total else ""
 
 
 def _numel(p: Any) -> int:
-    return 0 if isinstance(p, nn.UninitializedParameter) else int(p.numel())
+    return 0 if isinstance(p, nn.UninitializedParameter | nn.UninitializedBuffer) else int(p.numel())

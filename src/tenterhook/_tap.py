@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook._address import may_cover
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
 from tenterhook._replay import Replays
-from tenterhook._share import OwnShares
+from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
-from tenterhook._tree import Path, describe, leaves, paths_of, pick, rebuild
+from tenterhook._tree import Path, describe, itself, leaves, paths_of, pick, rebuild
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
 here = _open_scopes.get
@@ -100,7 +102,9 @@ class Tap(Hook):
             return None
         if call is None and self._replays is not None:
             call = self._replays.next_call()
-        if call is None or not self._wants(call):
+        if call is None:
+            return self._thaw_again(value) if self.scope.frozen else None
+        if not may_cover(self.site.address.call, call):
             return None
         try:
             part = part_of(value, self.site.address.leaf)
@@ -111,7 +115,7 @@ class Tap(Hook):
             self.expect(part, call)
         thawed = self._thaw(part)
         if is_input:
-            self._await_shares(thawed, part, call, id(sys._getframe(1)))
+            self._await_shares(thawed, part, call, value, id(sys._getframe(1)))
         else:
             for path, tensor in leaves(thawed):
                 self.hook(tensor, call, path)
@@ -149,16 +153,29 @@ class Tap(Hook):
             return call
         return None
 
-    def _wants(self, call: int) -> bool:
-        asked = self.site.address.call
-        return not isinstance(asked, int) or asked < 0 or asked == call
-
     def _thaw(self, part: Any) -> Any:
         if not self.scope.frozen:
             return part
-        return rebuild(part, lambda _, tensor: self.scope.thaw(tensor), opaque=lambda x: x)
+        thawed: dict[int, Tensor] = {}  # a tensor that is there twice stays one tensor
 
-    def _await_shares(self, thawed: Any, part: Any, call: int, frame: int) -> None:
+        def thaw(path: Path, tensor: Tensor) -> Tensor:
+            if id(tensor) not in thawed:
+                thawed[id(tensor)] = self.scope.thaw(tensor)
+            return thawed[id(tensor)]
+
+        return rebuild(part, thaw, opaque=itself)
+
+    def _thaw_again(self, value: Any) -> Any:
+        """In a checkpoint's recomputation, which must save what the first pass saved; on a GPU in a bare thread."""
+        if graph_task() == -1 or (here() and self.scope not in here()) or self.site.address.call is not None:
+            return None
+        try:
+            part = part_of(value, self.site.address.leaf)
+        except LookupError:
+            return None
+        return _with_thawed(value, part, self._thaw(part))
+
+    def _await_shares(self, thawed: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
         """Before the forward: note whose gradients are wanted; `after` finds who used them."""
         inputs, copies = [], []
         for (path, tensor), (_, original) in zip(leaves(thawed), leaves(part), strict=True):
@@ -166,11 +183,12 @@ class Tap(Hook):
                 copies.append((tensor, tensor._version, original))
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
-                inputs.append((tensor, functools.partial(self.arrive, call, path)))
+                arrive = functools.partial(self.arrive, call, path)
+                inputs.append(Input(tensor, arrive, functools.partial(self.hook, tensor, call, path)))
             else:
                 self.missed = self._why_no_gradient(tensor, call)
         # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
-        self.pending[frame] = (OwnShares(inputs), copies)
+        self.pending[frame] = (OwnShares(inputs, given), copies)
 
     def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> None:
         """After the forward: hook whatever used the inputs."""
@@ -191,7 +209,7 @@ class Tap(Hook):
         if self._replays is None:
             self._replays = Replays()
         if self._replays.remember(call):
-            return "its checkpoint was not run again: no backward came inside this session"
+            return "its checkpoint was not run again inside this session, or it is one within another"
         return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
 
 
@@ -218,12 +236,24 @@ def close_scope(scope: Scope) -> None:
 
 @contextmanager
 def not_watching(scope: Scope) -> Iterator[None]:
-    """Run a user's function without the session seeing the calls that it makes itself."""
+    """Run a user's function so that neither the session nor a checkpoint around it sees what it does."""
     token = _open_scopes.set(tuple(s for s in here() if s is not scope))
     try:
-        yield
+        with saved_tensors_hooks(torch.detach, lambda tensor: tensor):
+            yield
     finally:
         _open_scopes.reset(token)
+
+
+def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:
+    """Raise if a user's function wrote into what it was shown."""
+    if any(version_of(tensor) != version for tensor, version in before):
+        raise RuntimeError(f"{who} changed the value in place; observing must change nothing")
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that changes with every write into the tensor; 0 for inference tensors, which have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _with_thawed(value: Any, part: Any, thawed: Any) -> Any:
@@ -231,7 +261,7 @@ def _with_thawed(value: Any, part: Any, thawed: Any) -> Any:
     swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
 
     def swap(x: Any) -> Any:
-        return rebuild(x, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=lambda y: y)
+        return rebuild(x, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=itself)
 
     return (swap(value.args), swap(value.kwargs)) if isinstance(value, Inputs) else swap(value)
 

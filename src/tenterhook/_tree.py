@@ -11,6 +11,7 @@ unless it is a plain constant, so that keeping a structure never keeps what was 
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 from tenterhook._address import Leaf
 
 Path = tuple[Leaf, ...]
+_DEEPEST = 30  # a structure that is nested deeper contains itself
 _CONSTANTS = (str, bytes, bool, int, float, complex, torch.dtype, torch.device, torch.Size)
 
 
@@ -43,7 +45,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Every tensor in a value, with its path."""
     if isinstance(value, Tensor):
         yield path, value
-    else:
+    elif len(path) < _DEEPEST:
         for key, child in _children(value):
             yield from leaves(child, (*path, key))
 
@@ -56,18 +58,24 @@ def pick(value: Any, path: Path) -> Any:
 
 
 def rebuild(
-    value: Any,
-    change: Callable[[Path, Tensor], Any],
-    path: Path = (),
-    opaque: Callable[[Any], Any] = noted,
+    value: Any, change: Callable[[Path, Tensor], Any], path: Path = (), opaque: Callable[[Any], Any] = noted
 ) -> Any:
     """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of all else."""
     if isinstance(value, Tensor):
         return change(path, value)
-    children = _children(value)
+    children = _children(value) if len(path) < _DEEPEST else []
     if not children:
-        return value if _is_container(value) else opaque(value)
-    return _like(value, [rebuild(child, change, (*path, key), opaque) for key, child in children])
+        return value if _is_container(value) and len(path) < _DEEPEST else opaque(value)
+    changed = [(key, rebuild(child, change, (*path, key), opaque)) for key, child in children]
+    try:
+        return _like(value, [child for _, child in changed])
+    except Exception:  # somebody's class, whose constructor or copy wants something else
+        return value if opaque is itself else dict(changed)
+
+
+def itself(value: Any) -> Any:
+    """For `rebuild`, as `opaque`: what cannot be looked into or made anew stays what it is. For live values."""
+    return value
 
 
 def describe(value: Any) -> str:
@@ -106,7 +114,8 @@ def _children(value: Any) -> list[tuple[Leaf, Any]]:
             return [(_key(entry), child) for entry, child in keyed]
         return list(enumerate(node.flatten_fn(value)[0]))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     return []
@@ -148,8 +157,16 @@ def _like(value: Any, children: list[Any]) -> Any:
         return node.unflatten_fn(children, node.flatten_fn(value)[1])
     if isinstance(value, (tuple, list)):
         return kind(children)
-    # A dataclass or an unregistered mapping: a shallow copy keeps the type without running __init__ again.
+    if (
+        isinstance(value, Mapping)
+        and not isinstance(value, (dict, UserDict))
+        and not hasattr(kind, "copies_deep_enough")
+    ):
+        raise TypeError  # a copy of an unknown mapping may share what it holds with the original
+    # A dataclass or a kind of dict: a shallow copy keeps the type without running __init__ again.
     twin = copy.copy(value)
+    if twin is value:
+        raise TypeError
     for (key, _), child in zip(_children(value), children, strict=True):
         if isinstance(value, Mapping):
             twin[key] = child

@@ -23,6 +23,8 @@ def why_never_called(model: nn.Module | None, site: Site) -> str:
     module = site.module
     if module is None or model is None:
         return "the model is gone"
+    if type(module).__call__ is not nn.Module.__call__:
+        return f"{type(module).__name__} has a __call__ of its own, which goes around hooks; they belong in forward"
     if is_container(module):
         return f"a {type(module).__name__} is a container that is never called; ask for its children"
     parent, name, items = _caller(model, site.address.name)

@@ -1,8 +1,11 @@
 """The command line: one file per command, each with `add_arguments(parser)` and `run(options) -> int`."""
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
+from tenterhook import __version__
 from tenterhook.cli import sites
 
 _COMMANDS = {"sites": sites}
@@ -14,10 +17,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="tenterhook",
         description="See any value or gradient inside any PyTorch model, without touching its code.",
     )
+    parser.add_argument("--version", action="version", version=f"tenterhook {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         help_line = (command.__doc__ or "").partition("\n")[0]
         sub = commands.add_parser(name, help=help_line, description=help_line)
         command.add_arguments(sub)
     options = parser.parse_args(argv)
-    return _COMMANDS[options.command].run(options)
+    try:
+        return _COMMANDS[options.command].run(options)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

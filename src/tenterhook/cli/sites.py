@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         model = load(options.model)
-        print(sites(model, match=options.match))
+        print(sites(model, match=options.match), flush=True)
     except (TenterhookError, LoadError, TypeError) as error:
         print(f"tenterhook sites: {error}", file=sys.stderr)
         return 2
