@@ -482,3 +482,71 @@ def test_a_captured_says_what_it_is():
         model(x)
         model(x)
     assert repr(seen) == "<captured 2 values at 1 of 2 addresses>"
+
+
+@pytest.mark.parametrize(
+    "reduce", [lambda t: (t[:2],), lambda t: {"q": t}, lambda t: t.numpy()], ids=["tuple", "dict", "array"]
+)
+def test_reduce_never_hands_out_the_models_own_memory(reduce):
+    model = mlp()
+    with capture(model, "0", reduce=reduce) as seen, torch.no_grad():
+        model(x)
+    kept = seen["0"]
+    part = kept[0] if isinstance(kept, tuple) else kept["q"] if isinstance(kept, dict) else torch.from_numpy(kept)
+    assert torch.equal(part, model[0](x)[: len(part)])
+
+
+def test_reduce_that_writes_is_caught():
+    model = mlp()
+    with (
+        pytest.raises(RuntimeError, match="reduce changed the value in place"),
+        capture(model, "0", reduce=torch.relu_),
+    ):
+        model(x)
+
+
+def test_copy_false_copies_where_a_write_would_leave_no_trace():
+    model = mlp()
+    with torch.inference_mode(), capture(model, "0", copy=False) as seen:
+        model(x)
+    assert torch.equal(seen["0"], model[0](x))
+
+
+def test_calls_of_which_nothing_could_be_kept_are_counted():
+    class Sometimes(nn.Module):
+        def forward(self, x, first=False):
+            return object() if first else x * 2
+
+    model = Sometimes()
+    with capture(model, ".") as seen:
+        model(x, first=True)
+        model(x)
+        model(x + 1)
+    assert torch.equal(seen[".@1"], x * 2)
+    assert torch.equal(seen[".@-1"], (x + 1) * 2)
+    assert len(seen.calls(".")) == 2
+
+
+def test_what_was_captured_outlives_the_model():
+    def run():
+        model = mlp()
+        with capture(model, "*", grad=True) as seen:
+            model(x).sum().backward()
+        return seen
+
+    seen = run()
+    assert len(seen.calls("*")) == len(seen.calls("grad(**)")) == 3
+    assert seen["2"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [({"dtype": "float32"}, "torch.dtype"), ({"reduce": "mean"}, "a function"), ({"device": "cdua"}, "cdua")],
+)
+def test_wrong_options_fail_at_once(options, hint):
+    with pytest.raises((TypeError, RuntimeError), match=hint):
+        capture(mlp(), "0", **options)
+    with pytest.raises(TypeError, match=r"capture\(model, \*names\)"):
+        capture(mlp(), ["0", "1"])
+    with pytest.raises(TypeError, match="always stops"):
+        capture.once(mlp(), x, "0", stop=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import NotSeenError, capture
+from tenterhook import NotSeenError, capture, observe
 
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 
@@ -132,3 +132,28 @@ def test_early_stop_of_the_recomputation_leaves_nothing_out_of_step():
     for address in ("0", "2", "grad(2)", "grad(2:in)"):
         assert len(seen.calls(address)) == 2
     torch.testing.assert_close(seen.calls("grad(2:in)")[0], torch.ones(3, 4) @ model[2].weight)
+
+
+@BOTH
+def test_frozen_inside_a_checkpoint(reentrant):
+    block = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    block[0].requires_grad_(False)
+    x = torch.randn(3, 4, requires_grad=reentrant)
+    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    bare = block[2].weight.grad.clone()
+    block.zero_grad()
+    with capture(block, "grad(0)", frozen=True) as seen:
+        checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    assert torch.equal(block[2].weight.grad, bare)
+    h = block[0](x).detach().requires_grad_()
+    torch.testing.assert_close(seen["grad(0)"], torch.autograd.grad(block[2](block[1](h)).sum(), h)[0])
+
+
+def test_what_an_observer_computes_is_no_business_of_the_checkpoint():
+    block, probe = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), nn.Linear(4, 1)
+    x = torch.randn(3, 4)
+    with observe(block, {"1": lambda site, value: probe(value).pow(2).mean()}):
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    with capture(block, "1", detach=False, reduce=lambda t: t.pow(2).mean()) as seen:
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert seen["1"].requires_grad

@@ -72,3 +72,16 @@ def test_python_dash_m_and_the_script_are_the_same(file):
     for command in ([sys.executable, "-m", "tenterhook"], [sys.executable.replace("python", "tenterhook")]):
         done = subprocess.run([*command, "sites", f"{file}:build"], capture_output=True, text=True, check=True)
         assert "weight 8×4" in done.stdout
+
+
+def test_a_reader_that_leaves_early(file):
+    command = f"{sys.executable} -m tenterhook sites {file}:build | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("address")
+    assert done.stderr == ""
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("tenterhook 0.")

@@ -106,3 +106,17 @@ def test_non_reentrant_checkpoint_of_a_plain_function():
     with capture(model, "grad(0)", "0") as seen:
         checkpoint(lambda t: model(t) * 2, x, use_reentrant=False).sum().backward()
     assert len(seen.calls("0")) == len(seen.calls("grad(0)")) == 1
+
+
+def test_shares_and_frozen_checkpoints_in_the_device_thread():
+    model, x = mlp(), torch.randn(4, 16, device="cuda", requires_grad=True)
+    with capture(model, "grad(.:in)", "grad(1:in)", "grad(0)") as seen:
+        (g,) = torch.autograd.grad(model(x).pow(2).sum(), x)
+        model(x).pow(2).sum().backward()
+    assert all(torch.equal(share, g) for share in seen.calls("grad(.:in)"))
+    assert torch.equal(seen.calls("grad(1:in)")[0], seen.calls("grad(0)")[0])
+    block = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)).cuda()
+    block[0].requires_grad_(False)
+    with capture(block, "grad(0)", frozen=True) as seen:
+        checkpoint(block, x.detach(), use_reentrant=False).sum().backward()
+    assert seen["grad(0)"].shape == (4, 16)

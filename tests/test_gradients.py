@@ -1,5 +1,8 @@
 """Gradients by tensor hooks, each checked against torch.autograd.grad or a hand-written twin."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -410,3 +413,168 @@ def test_gradients_of_a_deep_copy_made_inside_do_not_arrive():
         twin(x).sum().backward()
         model(x).sum().backward()
     assert len(seen.calls("grad(0)")) == len(seen.calls("0")) == len(seen.calls("grad(0.weight)")) == 1
+
+
+def test_shares_of_several_passes_are_kept_apart():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with capture(second, "grad(.:in)") as seen:
+        h = first(x)
+        loss = second(h).pow(2).sum()
+        (g,) = torch.autograd.grad(loss, h, retain_graph=True)  # the input itself is the target
+        loss.backward()
+    assert len(seen.calls("grad(.:in)")) == 2
+    assert all(torch.equal(share, g) for share in seen.calls("grad(.:in)"))
+
+
+def test_a_pass_that_raised_leaves_nothing_to_the_next():
+    class Fails(torch.autograd.Function):
+        armed = True
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            if Fails.armed:
+                raise ValueError("once")
+            return grad
+
+    layer = nn.Linear(4, 4)
+    leaf = x.clone().requires_grad_()
+    with capture(layer, "grad(.:in)") as seen:
+        loss = layer(Fails.apply(leaf)).sum()
+        with pytest.raises(ValueError, match="once"):
+            loss.backward(retain_graph=True)
+        Fails.armed = False
+        loss.backward()
+    assert torch.equal(seen["grad(.:in)"], leaf.grad)
+
+
+def test_saliency_and_a_gradient_penalty():
+    model = mlp(inplace=False)
+    leaf = x.clone().requires_grad_()
+    with capture(model, "grad(.:in)") as seen:
+        (g,) = torch.autograd.grad(model(leaf).pow(2).sum(), leaf, create_graph=True)
+        g.pow(2).sum().backward()
+    assert torch.equal(seen.calls("grad(.:in)")[0], g)
+    assert torch.equal(seen.calls("grad(.:in)")[1], leaf.grad)
+
+
+class Hides(nn.Module):
+    """Uses its input in ways that its output does not show."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, x):
+        hidden = x.pow(3).sum()
+        if self.way == "attribute":
+            self.aux = hidden
+        elif self.way == "list":
+            self.aux = {"losses": [hidden]}
+        elif self.way == "object":
+            return x * 2, SimpleNamespace(inner=SimpleNamespace(loss=hidden))
+        return x * 2
+
+
+@pytest.mark.parametrize("way", ["attribute", "list", "object"])
+def test_uses_that_the_output_does_not_show(way):
+    model, h = Hides(way), x.clone().requires_grad_() * 1
+    with capture(model, "grad(.:in)") as seen:
+        out = model(h)
+        hidden = {
+            "attribute": lambda: model.aux,
+            "list": lambda: model.aux["losses"][0],
+            "object": lambda: out[1].inner.loss,
+        }
+        loss = (out[0] if way == "object" else out).sum() + hidden[way]()
+        (loss + h.sum() * 100).backward()
+    torch.testing.assert_close(seen["grad(.:in)"], 2 + 3 * x**2)
+
+
+def test_shares_in_a_worker_thread_and_of_a_view_made_before_a_write():
+    class Two(nn.Module):
+        def forward(self, a, b):
+            return a * 2 + b * 5
+
+    model, layer = Two(), nn.Linear(4, 4)
+    h = layer(x)
+    k = h * 7
+    found = []
+
+    def work():
+        with capture(model, "grad(.:in)") as seen:
+            model(h, k).sum().backward()
+        found.extend(g.unique().item() for g in seen["grad(.:in)"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [2.0, 5.0]
+    base = layer(x)
+    view = base[:, :2]
+    base.mul_(2)
+    split = nn.Module()
+    split.forward = lambda v, b: (v * 3).sum() + (b * 5).sum()
+    with capture(split, "grad(.:in)") as seen:
+        split(view, base).backward()
+    assert seen["grad(.:in)"][0].unique().item() == 3.0
+    assert seen["grad(.:in)"][1].unique().item() == 5.0
+
+
+def test_a_leaf_that_is_handed_on():
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 4))
+    leaf = x.clone().requires_grad_()
+    with capture(model, "grad(0:in)", "grad(0)") as seen:
+        for _ in range(2):
+            model(leaf).sum().backward()
+    assert len(seen.calls("grad(0:in)")) == len(seen.calls("grad(0)")) == 2
+    torch.testing.assert_close(sum(seen.calls("grad(0:in)")), leaf.grad)
+
+
+def test_keep_last_with_structures_and_an_older_call():
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"a": x * 2}
+
+    model = Named()
+    with capture(model, "grad(.)", keep="last") as seen:
+        older, _ = model(x.clone().requires_grad_()), model(x)
+        older["a"].sum().backward()
+    assert torch.equal(seen["grad(.)"]["a"], torch.ones(3, 4))
+
+
+def test_frozen_and_one_tensor_passed_twice():
+    model = nn.Module()
+    model.forward = lambda a, b: a * 2 + b * 3
+    for leaf, options in ((x, {"frozen": True}), (x.clone().requires_grad_(), {})):
+        with capture(model, "grad(.:in)", **options) as seen:
+            model(leaf, leaf).sum().backward()
+        assert [g.unique().item() for g in seen["grad(.:in)"]] == [5.0, 5.0]
+
+
+def test_a_vectorised_jacobian_works_and_says_what_is_missing():
+    model = mlp(inplace=False)
+    bare = torch.autograd.functional.jacobian(model, x[0], vectorize=True)
+    with capture(model, "grad(0)", "0") as seen:
+        assert torch.equal(torch.autograd.functional.jacobian(model, x[0], vectorize=True), bare)
+    assert torch.equal(seen["0"], model[0](x[0]))
+    with pytest.raises(NotSeenError, match="vectorised jacobian"):
+        seen["grad(0)"]
+
+
+def test_selected_calls_and_the_report_agree():
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer, layer)
+    with capture(model, "grad(0@1:3)", "0@-9", "0@0") as seen:
+        for layer_ in model[:1]:
+            layer_(x).sum().backward()
+        model(x)
+    told = {address: fired for address, fired, _ in seen.report()}
+    assert told == {"grad(0@1:3)": "never", "0@-9": "never", "0@0": "1×"}
+    with pytest.raises(NotSeenError, match="no backward inside this session"):
+        seen["grad(0@1)"]
+    with pytest.raises(NotSeenError, match="0@2: only 0@0 was captured"):
+        seen["0@2"]

@@ -170,4 +170,14 @@ def test_tied_parameters_name_each_other():
 
 
 def test_lazy_modules_have_no_shapes_yet():
-    assert "weight scalar" in str(sites(nn.Sequential(nn.LazyLinear(3))))
+    assert "weight ?" in str(sites(nn.Sequential(nn.LazyLinear(3))))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_parameters_of_lazy_and_scripted_modules():
+    assert "0.weight  Parameter           0  ?" in str(sites(nn.Sequential(nn.LazyLinear(3)), match="**.weight"))
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3)))
+    assert "0.weight  Parameter           6  3×2" in str(sites(scripted, match="**.weight"))
+    with capture(scripted, "grad(0.weight)") as seen:
+        scripted(torch.ones(1, 2)).sum().backward()
+    assert seen["grad(0.weight)"].shape == (3, 2)

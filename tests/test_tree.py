@@ -1,5 +1,7 @@
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
-from tenterhook._tree import Omitted, describe, leaves, paths_of, pick, rebuild
+from tenterhook._tree import Omitted, describe, itself, leaves, paths_of, pick, rebuild
 
 Pair = namedtuple("Pair", "left right")
 
@@ -123,3 +125,62 @@ def test_words_for_values():
     assert "one tensor" in paths_of(a)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     assert describe(nested) == "nested float32"
+
+
+class Wrapping(Mapping):
+    """A mapping whose shallow copy shares what it holds."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __setitem__(self, key, value):
+        self.held[key] = value
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+class Picky(tuple):
+    def __new__(cls, left, right):
+        return super().__new__(cls, (left, right))
+
+
+@dataclasses.dataclass
+class Unset:
+    x: torch.Tensor
+    later: torch.Tensor = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class Uncopied:
+    x: torch.Tensor
+
+    def __copy__(self):
+        raise RuntimeError("not this one")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Wrapping({"x": a}), MappingProxyType({"x": a}), Picky(a, b), Unset(a), Uncopied(a)],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_cannot_be_made_again_becomes_a_dict_and_stays_itself_where_it_is_live(value):
+    kept = rebuild(value, lambda _, tensor: tensor * 2)
+    assert torch.equal(next(iter(leaves(kept)))[1], a * 2)
+    assert next(iter(leaves(value)))[1] is a
+    if not isinstance(value, Unset):
+        assert type(kept) is dict
+        assert rebuild(value, lambda _, tensor: tensor * 2, opaque=itself) is value
+
+
+def test_a_structure_that_contains_itself_ends():
+    loop: list = [a]
+    loop.append(loop)
+    assert len(list(leaves(loop))) == 30
+    assert torch.equal(rebuild(loop, lambda _, tensor: tensor + 1)[0], a + 1)

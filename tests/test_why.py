@@ -110,3 +110,21 @@ def test_the_fused_transformer_kernel():
     with torch.no_grad(), capture(model, "layers.1.linear1", ".") as seen:
         model(x, src_key_padding_mask=mask)
     assert seen.report().silent == []
+
+
+class Calls(nn.Module):
+    """Its __call__ goes around PyTorch's."""
+
+    def __call__(self, x):
+        return x * 2
+
+
+def test_a_call_of_its_own_and_a_block_that_raised():
+    model = nn.Sequential(Calls(), nn.Linear(8, 8))
+    with capture(model, "0", "1") as seen:
+        model(x)
+    assert "has a __call__ of its own" in dict((a, why) for a, _, why in seen.report())["0"]
+    with pytest.raises(ValueError, match="half way"), capture(model, ".") as seen:
+        model[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(ValueError("half way")))
+        model(x)
+    assert "the block was left by ValueError" in str(seen.report())
