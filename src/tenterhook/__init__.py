@@ -1,4 +1,4 @@
-"""See and change any value or gradient inside any PyTorch model, without touching its code.
+"""See any value or gradient inside any PyTorch model, without touching its code.
 
     from tenterhook import capture
 

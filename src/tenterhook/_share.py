@@ -19,9 +19,10 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook._sites import own_attributes
+
 _NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
 _MOST_OBJECTS = 2000
-_TORCH_OWN = frozenset(vars(nn.Module()))
 Arrive = Callable[[Tensor | None], object]
 _Edge = tuple[Node, int, Node, int]  # the user, which of its inputs, the node it uses, which output of that
 
@@ -155,6 +156,5 @@ def tensors_within(value: Any, depth: int = 5, visited: set[int] | None = None) 
 def _held_by(module: nn.Module) -> Iterator[Tensor]:
     """What hangs on a module besides its parameters: self.aux_loss = …, a state, a buffer that was replaced."""
     for one in module.modules():
-        attributes = vars(one)
-        yield from tensors_within([attributes[name] for name in attributes.keys() - _TORCH_OWN])
+        yield from tensors_within([value for _, value in own_attributes(one)])
         yield from tensors_within(list(one._buffers.values()))

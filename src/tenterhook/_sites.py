@@ -8,9 +8,10 @@ plain lists, tuples and dicts, which `named_modules()` does not see, have names 
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
 
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
 _MODULE_WRAPPERS = {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine"}
-_TORCH_OWN = frozenset(vars(nn.Module()))
+_TORCH_OWN = tuple(vars(nn.Module()))
 _PLAIN_CONTAINERS = (list, tuple, dict)
 _LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not modules
 
@@ -243,12 +244,18 @@ def _walk_from(
         chain = (module, ancestors)
         for part, child in reversed(module._modules.items()):
             if child is not None:
-                stack.append((prefix + part, unwrap(child), chain))
-        attributes = vars(module)
-        for part in attributes.keys() - _TORCH_OWN:
-            value = attributes[part]
+                stack.append((prefix + part, child if len(child._modules) != 1 else unwrap(child), chain))
+        for part, value in own_attributes(module):
             if type(value) in _PLAIN_CONTAINERS and 0 < len(value) <= _LONGEST_LIST:
                 loose.extend(_loose_in(prefix + part, value))
+
+
+def own_attributes(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    """What a module's class has put on it, beside what every module has."""
+    attributes = vars(module)
+    if next(iter(attributes), None) == _TORCH_OWN[0]:  # torch's come first, then all others
+        return islice(attributes.items(), len(_TORCH_OWN), None)
+    return [(name, value) for name, value in attributes.items() if name not in _TORCH_OWN]
 
 
 def _is_among(module: nn.Module, chain: Any) -> bool:
@@ -350,7 +357,7 @@ def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
         named = every or whole("" if name == "." else name + ".") is not None
         return named and (cls is None or any(c.__name__ == cls for c in type(thing).__mro__))
 
-    found = _each_once(walk(model), wanted, address, "module")
+    found = _each_once(walk(model), None if every and cls is None else wanted, address, "module")
     if not found and address.role == "out" and not address.leaf:
         for kind in ("parameter", "buffer"):
             found += _each_once(_tensors(model, kind), wanted, address, kind)
@@ -368,13 +375,14 @@ def _matching(model: nn.Module, wanted: Callable[[str, nn.Module], bool], what: 
 
 
 def _each_once(
-    named: Iterator[tuple[str, Any]], wanted: Callable[[str, Any], bool], address: Address, kind: str
+    named: Iterator[tuple[str, Any]], wanted: Callable[[str, Any], bool] | None, address: Address, kind: str
 ) -> list[Site]:
     found: dict[int, Site] = {}
+    rest = address[3:]
     for name, thing in named:
         owner, thing = thing if kind != "module" else (thing, thing)
-        if id(thing) not in found and wanted(name, thing):
-            found[id(thing)] = Site(_named(address, name), owner, kind, wide=True)
+        if id(thing) not in found and (wanted is None or wanted(name, thing)):
+            found[id(thing)] = Site(Address(escape(name), None, "", *rest), owner, kind, True)
     return list(found.values())
 
 

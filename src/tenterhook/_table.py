@@ -1,7 +1,6 @@
 """A small table that reads well in a terminal, in a notebook and in a file."""
 
 from collections.abc import Sequence
-from html import escape
 
 
 class Table:
@@ -26,9 +25,11 @@ class Table:
         return "  ".join(cells).rstrip()
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{escape(title)}</th>" for title in self.header)
-        body = "".join("<tr>" + "".join(map(self._cell, range(len(row)), row)) + "</tr>" for row in self.rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        from html import escape  # for notebooks only
 
-    def _cell(self, i: int, cell: str) -> str:
-        return f"<td style='text-align:{'right' if i in self.right else 'left'}'>{escape(cell)}</td>"
+        def cell(i: int, text: str) -> str:
+            return f"<td style='text-align:{'right' if i in self.right else 'left'}'>{escape(text)}</td>"
+
+        head = "".join(f"<th style='text-align:left'>{escape(title)}</th>" for title in self.header)
+        body = "".join("<tr>" + "".join(map(cell, range(len(row)), row)) + "</tr>" for row in self.rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
