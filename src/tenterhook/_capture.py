@@ -21,7 +21,7 @@ from tenterhook._sites import Selector, Site, check_model, resolve_all
 from tenterhook._tap import Scope
 from tenterhook._why import is_container
 
-_WHOLE = Address(".")[4:6]  # no leaf, no call
+_WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
 
 
 class capture:
@@ -68,7 +68,10 @@ class capture:
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         session = Session(model, frozen=frozen)
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
-        session.taps = [_tap(i, site, how) for i, site in enumerate(sites)]
+        session.taps = [
+            PlainValues(i, site, how) if simple and site.address[4:] == _WHOLE_VALUE else _tap(i, site, how)
+            for i, site in enumerate(sites)
+        ]
         if stop:
             _wait_for(session.taps, sites, session.scope)
         self._model = model  # what was captured does not hold on to it, but the session must
@@ -106,11 +109,10 @@ class capture:
 
 
 def _tap(number: int, site: Site, how: How) -> Values | Gradients:
-    address = site.address
-    whole = address[4:6] == _WHOLE and site.kind == "module"
-    if address.grad:
-        return (PlainGradients if whole and address.role == "out" else Gradients)(number, site, how)
-    return (PlainValues if whole and how.simple else Values)(number, site, how)
+    if not site.address.grad:
+        return Values(number, site, how)
+    whole_output = site.address[3:6] == ("out", (), None) and site.kind == "module"
+    return (PlainGradients if whole_output else Gradients)(number, site, how)
 
 
 def _gradient_of(site: Site) -> Site:

@@ -71,9 +71,11 @@ class Log(list[tuple[int, Any, Any]]):
     taps only note that they were reached.
     """
 
-    def __init__(self) -> None:
-        self._of: defaultdict[int, list[Any]] = defaultdict(list)
-        self._read = 0
+    _read = 0
+
+    @functools.cached_property
+    def _of(self) -> defaultdict[int, list[tuple[Any, Any]]]:
+        return defaultdict(list)
 
     def of(self, number: int) -> list[tuple[Any, Any]]:
         """What one tap put here, in order."""
