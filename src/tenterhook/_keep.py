@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tenterhook._address import covers, may_cover
+from tenterhook._address import covers
 from tenterhook._sites import Site
 from tenterhook._tap import (
     Scope,
@@ -17,9 +17,7 @@ from tenterhook._tap import (
     check_unchanged,
     graph_task,
     here,
-    no_such_leaf,
     not_watching,
-    part_of,
     version_of,
 )
 from tenterhook._tree import Omitted, Path, rebuild
@@ -151,15 +149,7 @@ class Values(Tap):
         asked = self.site.address.call
         return self._dropped + sum(covers(asked, entry.call, self.calls) for entry in self.entries)
 
-    def reach(self, value: Any, call: int) -> None:
-        address = self.site.address
-        if not may_cover(address.call, call):
-            return
-        try:
-            part = part_of(value, address.leaf)
-        except LookupError:
-            self.missed = no_such_leaf(value, address.leaf)
-            return
+    def reach(self, part: Any, call: int) -> None:
         versions: list[tuple[Tensor, int]] = []
         kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
         if isinstance(kept, Omitted):

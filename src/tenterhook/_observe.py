@@ -6,12 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tenterhook._address import covers
 from tenterhook._errors import AddressError, TenterhookWarning
 from tenterhook._inputs import Inputs
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, check_model, resolve
-from tenterhook._tap import Scope, Tap, check_unchanged, no_such_leaf, not_watching, part_of, version_of
+from tenterhook._tap import Scope, Tap, check_unchanged, not_watching, version_of
 from tenterhook._tree import Path, describe, itself, leaves, rebuild
 
 Observer = Callable[[Site, Any], object]
@@ -30,15 +29,7 @@ class _Look(Tap):
     def fired(self) -> int:
         return self.shown
 
-    def reach(self, value: Any, call: int) -> None:
-        address = self.site.address
-        if address.call is not None and not covers(address.call, call, call + 1):
-            return
-        try:
-            part = part_of(value, address.leaf)
-        except LookupError:
-            self.missed = no_such_leaf(value, address.leaf)
-            return
+    def reach(self, part: Any, call: int) -> None:
         self._show(part.plain() if isinstance(part, Inputs) else part, call)
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:

@@ -78,8 +78,8 @@ class Tap(Hook):
         """How often something came."""
         raise NotImplementedError
 
-    def reach(self, value: Any, call: int) -> None:
-        """The value at the site, whole, as the model has it."""
+    def reach(self, part: Any, call: int) -> None:
+        """The value at the site, as the model has it; of a structure, the part that was asked for."""
         raise NotImplementedError
 
     def expect(self, part: Any, call: int) -> None:
@@ -94,22 +94,22 @@ class Tap(Hook):
         is_input = self.site.address.role == "in"
         if is_input and last is None:  # removed while another thread is in this module: torch forgot with_kwargs
             return None
+        address = self.site.address
         value = Inputs(args, last, self._names) if is_input else last
         call = self._count()
-        if not self.site.address.grad:
-            if call is not None:
-                self.reach(value, call)
-            return None
         if call is None and self._replays is not None:
             call = self._replays.next_call()
-        if call is None:
-            return self._thaw_again(value) if self.scope.frozen else None
-        if not may_cover(self.site.address.call, call):
+        if call is None and self.scope.frozen and address.grad:
+            return self._thaw_again(value)
+        if call is None or not may_cover(address.call, call):
             return None
         try:
-            part = part_of(value, self.site.address.leaf)
+            part = part_of(value, address.leaf)
         except LookupError:
-            self.missed = no_such_leaf(value, self.site.address.leaf)
+            self.missed = no_such_leaf(value, address.leaf)
+            return None
+        if not address.grad:
+            self.reach(part, call)
             return None
         if not isinstance(part, Tensor):
             self.expect(part, call)
