@@ -170,7 +170,9 @@ def gpt2(rounds: int) -> Rows:
         from transformers import GPT2Config, GPT2Model
     except ImportError:
         return [("83 modules of GPT-2, values and gradients", "÷ by hand", "transformers is not installed", "1.3")]
-    config = GPT2Config(n_layer=6, n_head=4, n_embd=128, vocab_size=1000, n_positions=128)
+    config = GPT2Config(
+        n_layer=6, n_head=4, n_embd=128, vocab_size=1000, n_positions=128, bos_token_id=0, eos_token_id=0
+    )
     model = GPT2Model(config).eval()
     ids = torch.randint(0, 1000, (2, 64))
     modules = {n: m for n, m in model.named_modules() if not isinstance(m, nn.ModuleList)}

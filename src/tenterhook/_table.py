@@ -27,9 +27,16 @@ class Table:
     def _repr_html_(self) -> str:
         from html import escape  # for notebooks only
 
-        def cell(i: int, text: str) -> str:
-            return f"<td style='text-align:{'right' if i in self.right else 'left'}'>{escape(text)}</td>"
+        def cell(tag: str, i: int, text: str) -> str:
+            align = "right" if i in self.right else "left"
+            font = "font-family:ui-monospace,monospace;" if i == 0 and tag == "td" else ""
+            rule = "border-bottom:1px solid currentColor;font-weight:600;" if tag == "th" else ""
+            style = f"text-align:{align};padding:3px 20px 3px 0;border:0;{rule}{font}"
+            return f"<{tag} style='{style}'>{escape(text)}</{tag}>"
 
-        head = "".join(f"<th style='text-align:left'>{escape(title)}</th>" for title in self.header)
-        body = "".join("<tr>" + "".join(map(cell, range(len(row)), row)) + "</tr>" for row in self.rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        def line(tag: str, row: Sequence[str]) -> str:
+            return "<tr>" + "".join(cell(tag, i, text) for i, text in enumerate(row)) + "</tr>"
+
+        body = "".join(line("td", row) for row in self.rows)
+        style = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+        return f"<table style='{style}'><thead>{line('th', self.header)}</thead><tbody>{body}</tbody></table>"
