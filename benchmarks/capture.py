@@ -175,7 +175,7 @@ def gpt2(rounds: int) -> Rows:
     )
     model = GPT2Model(config).eval()
     ids = torch.randint(0, 1000, (2, 64))
-    modules = {n: m for n, m in model.named_modules() if not isinstance(m, nn.ModuleList)}
+    n = sum(not isinstance(m, nn.ModuleList) for m in model.modules())
 
     def step() -> None:
         model(ids).last_hidden_state.sum().backward()
@@ -184,17 +184,11 @@ def gpt2(rounds: int) -> Rows:
         values: dict[str, list[torch.Tensor]] = {}
         grads: dict[str, list[torch.Tensor]] = {}
         handles = []
-        for name, module in modules.items():
+        for name, module in model.named_modules():
 
             def hook(module: nn.Module, args: object, output: object, name: str = name) -> None:
-                leaves = (
-                    output
-                    if isinstance(output, tuple)
-                    else tuple(output.values())
-                    if isinstance(output, dict)
-                    else (output,)
-                )
-                leaves = [t for t in leaves if isinstance(t, torch.Tensor)]
+                whole = tuple(output.values()) if isinstance(output, dict) else output
+                leaves = [t for t in (whole if isinstance(whole, tuple) else (whole,)) if isinstance(t, torch.Tensor)]
                 values[name] = [t.detach().clone() for t in leaves]
                 for t in leaves:
                     if t.requires_grad:
@@ -213,7 +207,6 @@ def gpt2(rounds: int) -> Rows:
 
     t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds // 10)
     ratio = (t["ours"] - t["bare"]) / (t["hand"] - t["bare"])
-    n = len(modules)
     return [
         (
             f"{n} modules of a 6-layer GPT-2, values and gradients",

@@ -64,7 +64,7 @@ class capture:
             device = torch.device(device)  # a misspelt one fails here, not in the middle of a forward
         sites = resolve_all(model, selectors or ("**",))
         if grad:
-            sites += [_gradient_of(site) for site in sites if not site.address.grad]
+            sites += [site.gradient() for site in sites if not site.address.grad]
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         session = Session(model, frozen=frozen)
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
@@ -113,13 +113,6 @@ def _tap(number: int, site: Site, how: How) -> Values | Gradients:
         return Values(number, site, how)
     whole_output = site.address[3:6] == ("out", (), None) and site.kind == "module"
     return (PlainGradients if whole_output else Gradients)(number, site, how)
-
-
-def _gradient_of(site: Site) -> Site:
-    address = site.address.at(call=site.address.call, leaf=site.address.leaf, grad=True)
-    module = site.module
-    assert module is not None  # the caller holds the model
-    return Site(address, module, site.kind, site.wide)
 
 
 def _wait_for(taps: list[Any], sites: list[Site], scope: Scope) -> None:

@@ -234,7 +234,8 @@ class Gradients(Tap):
     _dropped = 0
 
     def __init__(self, number: int, site: Site, how: How) -> None:
-        super().__init__(site, how.scope)
+        self.site = site
+        self.scope = how.scope
         self.number = number
         self.how = how
         self.arrivals: list[tuple[int, Path, int, Any, _Versions]] = []

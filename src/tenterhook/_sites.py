@@ -9,7 +9,6 @@ plain lists, tuples and dicts, which `named_modules()` does not see, have names 
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -51,10 +50,17 @@ class Site:
         """The class of the module; `Parameter` or `Buffer` for a tensor of one."""
         return type(self.module).__name__ if self.kind == "module" else self.kind.capitalize()
 
+    def gradient(self) -> "Site":
+        """The site of its gradient."""
+        return self._with(Address(*self.address[:6], True))
+
     def at(self, call: int, path: tuple[int | str, ...] = ()) -> "Site":
         """The site of one call, and of one leaf below."""
-        twin = copy(self)
-        twin.address = self.address._replace(call=call, leaf=(*self.address.leaf, *path))
+        return self._with(self.address._replace(call=call, leaf=(*self.address.leaf, *path)))
+
+    def _with(self, address: Address) -> "Site":
+        twin = Site.__new__(Site)
+        twin.address, twin.owner, twin.kind, twin.wide = address, self.owner, self.kind, self.wide
         return twin
 
     @property
@@ -171,7 +177,7 @@ def resolve_all(model: nn.Module, selectors: Sequence[Selector]) -> list[Site]:
         else:
             overlap = True
             found += resolve(model, selector)
-    return list({site.address: site for site in found}.values()) if overlap else found
+    return list({site.address: site for site in found}.values()) if overlap and len(selectors) > 1 else found
 
 
 def resolve(model: nn.Module, selector: Selector) -> list[Site]:
@@ -253,7 +259,7 @@ def _walk_from(
 def own_attributes(module: nn.Module) -> Iterable[tuple[str, Any]]:
     """What a module's class has put on it, beside what every module has."""
     attributes = vars(module)
-    if next(iter(attributes), None) == _TORCH_OWN[0]:  # torch's come first, then all others
+    if tuple(islice(attributes, len(_TORCH_OWN))) == _TORCH_OWN:  # nearly always: torch's come first
         return islice(attributes.items(), len(_TORCH_OWN), None)
     return [(name, value) for name, value in attributes.items() if name not in _TORCH_OWN]
 
