@@ -169,6 +169,7 @@ class Session:
             yield "calls from other threads or async tasks were left alone"
         if self._ended_by is not None and issubclass(self._ended_by, Exception):
             yield f"the block was left by {self._ended_by.__name__}: a module that was running then returned nothing"
+        yield from (f"{tap.site}: {tap.note}" for tap in self.taps if tap.note)
         if self._turned_fast_path_off():
             yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
 

@@ -3,13 +3,11 @@
 A tensor often has several users, and a hook on it sees the sum over all of them. Handing the module a view of the
 tensor would tell them apart, but it changes the order in which autograd adds the contributions up, and with it the
 last bits of the gradients before. So nothing is exchanged: the nodes that the call added to the graph are searched
-for those that use the tensor, a hook on each reads what it contributes, and the sum is delivered when that
-backward pass is over.
+for those that use the tensor, a hook on each reads what it contributes, and the sum is delivered when all have.
 """
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -20,9 +18,9 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._sites import own_attributes
+from tenterhook._tree import children
 
 _NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
-_MOST_OBJECTS = 2000
 Arrive = Callable[[Tensor | None], object]
 _Edge = tuple[Node, int, Node, int]  # the user, which of its inputs, the node it uses, which output of that
 
@@ -36,11 +34,16 @@ class _Origin(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A tensor whose own share is wanted; `hook` asks for its whole gradient instead."""
+    """A tensor whose own share is wanted.
+
+    `hook` asks for its whole gradient instead. `cannot` is called in place of `arrive` in a second backward through
+    a graph that the first one built (create_graph): nodes of that graph use the tensor too, and are not known here.
+    """
 
     tensor: Tensor
     arrive: Arrive
     hook: Callable[[], None]
+    cannot: Callable[[], None]
 
 
 class OwnShares:
@@ -63,7 +66,7 @@ class OwnShares:
             if (own.node, own.output) in out_edges or any(one.tensor is t for t in out if t.is_leaf):
                 one.hook()  # it hands its input on: one value, in and out, and one gradient, of all its users
             else:
-                yield from _hook_users(origins, edges, one.arrive)
+                yield from _hook_users(origins, edges, one)
 
     def _edges(self, starts: set[Node]) -> Iterator[_Edge]:
         """Every edge from a node that this call made, as far as the starts lead."""
@@ -82,34 +85,48 @@ class OwnShares:
 
 
 class _Sum:
-    """What the users of one input contribute in one backward pass."""
+    """What the users of one input contribute, kept apart by backward pass."""
 
-    def __init__(self, arrive: Arrive) -> None:
-        self.arrive = arrive
-        self.task = -1
-        self.total: Tensor | None = None
+    def __init__(self, one: Input) -> None:
+        self.arrive = one.arrive
+        self.cannot = one.cannot
+        self.users = 0
+        self.totals: dict[int, tuple[Tensor, int]] = {}  # by graph task: the sum so far, of how many users
+        self.second_order = False
 
     def add(self, i: int, cut: Any, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
         grad = grad_inputs[i]
         if grad is None:
             return
         task = torch._C._current_graph_task_id()
-        if task != self.task:  # a pass that ended in an exception may have left something
-            self.task, self.total = task, None
-            Variable._execution_engine.queue_callback(self.deliver)
+        if task not in self.totals:
+            Variable._execution_engine.queue_callback(functools.partial(self.deliver, task))
+        before, count = self.totals.get(task, (None, 0))
         grad = grad if cut is None else cut(grad)
-        self.total = grad if self.total is None else self.total + grad
+        # A copy: whoever comes next in this pass may write into the gradient.
+        total = grad.clone() if before is None else grad + before if before.is_sparse else before + grad
+        self.totals[task] = (total, count + 1)
+        if count + 1 == self.users:
+            self.deliver(task)
 
-    def deliver(self) -> None:
-        total, self.total, self.task = self.total, None, -1
-        self.arrive(total)
+    def deliver(self, task: int) -> None:
+        """When every user has contributed, or, where some are not needed, at the end of the pass."""
+        total, _ = self.totals.pop(task, (None, 0))
+        if total is None:
+            return
+        if self.second_order:
+            self.cannot()
+        else:
+            self.arrive(total)
+        self.second_order = self.second_order or torch.is_grad_enabled()
 
 
-def _hook_users(origins: list[_Origin], edges: list[_Edge], arrive: Arrive) -> Iterator[RemovableHandle]:
-    share = _Sum(arrive)
+def _hook_users(origins: list[_Origin], edges: list[_Edge], one: Input) -> Iterator[RemovableHandle]:
+    share = _Sum(one)
     for origin in origins:
         for user, i, node, output in edges:
             if node is origin.node and output == origin.output and (origin.cut is None or "CopySlices" in user.name()):
+                share.users += 1
                 yield user.register_hook(functools.partial(share.add, i, origin.cut))
 
 
@@ -135,22 +152,22 @@ class _Cut:
         return dense.copy_(grad.detach()).as_strided(*self.view)
 
 
-def tensors_within(value: Any, depth: int = 5, visited: set[int] | None = None) -> Iterator[Tensor]:
+def tensors_within(value: Any) -> Iterator[Tensor]:
     """Every tensor in a value, also in objects that are no known structure, like a key-value cache."""
-    visited = set() if visited is None else visited
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and not isinstance(value, _NO_TENSORS) and id(value) not in visited and len(visited) < _MOST_OBJECTS:
-        visited.add(id(value))
-        children: Any = ()
-        if isinstance(value, Mapping):
-            children = value.values()
-        elif isinstance(value, (list, tuple, set, deque)):
-            children = value
-        elif (fields := getattr(value, "__dict__", None)) is not None:
-            children = fields.values()
-        for child in list(children)[:_MOST_OBJECTS]:
-            yield from tensors_within(child, depth - 1, visited)
+    visited: set[int] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif not isinstance(value, _NO_TENSORS) and id(value) not in visited:
+            visited.add(id(value))
+            todo += [child for _, child in children(value)] or _fields(value)
+
+
+def _fields(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
 def _held_by(module: nn.Module) -> Iterator[Tensor]:

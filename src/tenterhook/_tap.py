@@ -63,11 +63,12 @@ class Tap(Hook):
     elsewhere = 0
     recomputed = 0
     is_view = False
+    note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
     pending: dict[int, tuple[OwnShares, list[tuple[Tensor, int, Tensor]]]]
     _replays: Replays | None = None
     _names: tuple[str, ...] = ()
-    _on_leaf: dict[int, RemovableHandle] | None = None
+    _on_leaf: dict[tuple[int, Path], RemovableHandle] | None = None
 
     def __init__(self, site: Site, scope: Scope) -> None:
         self.site = site
@@ -137,9 +138,12 @@ class Tap(Hook):
         self.scope.add(handle)
         if is_leaf:  # it outlives the graph, so the last call that returned it owns its gradient
             self._on_leaf = {} if self._on_leaf is None else self._on_leaf
-            if (before := self._on_leaf.pop(id(tensor), None)) is not None:
+            if (before := self._on_leaf.pop((id(tensor), path), None)) is not None:
                 before.remove()
-            self._on_leaf[id(tensor)] = handle
+            self._on_leaf[id(tensor), path] = handle
+            if len(self._on_leaf) > 1024:
+                alive = {key: old for key, old in self._on_leaf.items() if old.hooks_dict_ref() is not None}
+                self._on_leaf = alive
 
     def _count(self) -> int | None:
         """The number of this call, if it counts."""
@@ -184,11 +188,15 @@ class Tap(Hook):
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
                 arrive = functools.partial(self.arrive, call, path)
-                inputs.append(Input(tensor, arrive, functools.partial(self.hook, tensor, call, path)))
+                hook = functools.partial(self.hook, tensor, call, path)
+                inputs.append(Input(tensor, arrive, hook, self._cannot_share))
             else:
                 self.missed = self._why_no_gradient(tensor, call)
         # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
         self.pending[frame] = (OwnShares(inputs, given), copies)
+
+    def _cannot_share(self) -> None:
+        self.note = self.missed = "what flows into an input in a second backward (create_graph) is not kept"
 
     def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> None:
         """After the forward: hook whatever used the inputs."""

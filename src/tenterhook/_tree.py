@@ -46,7 +46,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     elif len(path) < _DEEPEST:
-        for key, child in _children(value):
+        for key, child in children(value):
             yield from leaves(child, (*path, key))
 
 
@@ -63,10 +63,10 @@ def rebuild(
     """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of all else."""
     if isinstance(value, Tensor):
         return change(path, value)
-    children = _children(value) if len(path) < _DEEPEST else []
-    if not children:
+    parts = children(value) if len(path) < _DEEPEST else []
+    if not parts:
         return value if _is_container(value) and len(path) < _DEEPEST else opaque(value)
-    changed = [(key, rebuild(child, change, (*path, key), opaque)) for key, child in children]
+    changed = [(key, rebuild(child, change, (*path, key), opaque)) for key, child in parts]
     try:
         return _like(value, [child for _, child in changed])
     except Exception:  # somebody's class, whose constructor or copy wants something else
@@ -85,7 +85,7 @@ def describe(value: Any) -> str:
         return f"{size} {str(value.dtype).removeprefix('torch.')}"
     if value is None or isinstance(value, _CONSTANTS):
         return repr(value)
-    keys = [key for key, _ in _children(value)]
+    keys = [key for key, _ in children(value)]
     return f"{type(value).__name__}({', '.join(map(str, keys))})" if keys else type(value).__name__
 
 
@@ -100,7 +100,8 @@ def _shape(value: Tensor) -> tuple[Any, ...]:
     return ("nested",) if value.is_nested else tuple(value.shape)
 
 
-def _children(value: Any) -> list[tuple[Leaf, Any]]:
+def children(value: Any) -> list[tuple[Leaf, Any]]:
+    """What a container holds, by position or name; [] for what is no container."""
     kind = type(value)
     if kind is tuple or kind is list:
         return list(enumerate(value))
@@ -122,12 +123,12 @@ def _children(value: Any) -> list[tuple[Leaf, Any]]:
 
 
 def _child(value: Any, key: Leaf) -> Any:
-    children = _children(value)
-    for known, child in children:
+    parts = children(value)
+    for known, child in parts:
         if known == key or str(known) == str(key):
             return child
-    if isinstance(key, int) and -len(children) <= key < len(children) and not _has_integer_keys(value):
-        return children[key][1]  # a namedtuple, dataclass or ModelOutput by position
+    if isinstance(key, int) and -len(parts) <= key < len(parts) and not _has_integer_keys(value):
+        return parts[key][1]  # a namedtuple, dataclass or ModelOutput by position
     raise LookupError(key)
 
 
@@ -146,17 +147,17 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, (tuple, list, Mapping)) or type(value) in pytree.SUPPORTED_NODES
 
 
-def _like(value: Any, children: list[Any]) -> Any:
+def _like(value: Any, parts: list[Any]) -> Any:
     """A container of the same type with other children."""
     kind = type(value)
     if kind is dict:
-        return dict(zip(value, children, strict=True))
+        return dict(zip(value, parts, strict=True))
     if isinstance(value, tuple) and hasattr(kind, "_make"):
-        return kind._make(children)
+        return kind._make(parts)
     if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
-        return node.unflatten_fn(children, node.flatten_fn(value)[1])
+        return node.unflatten_fn(parts, node.flatten_fn(value)[1])
     if isinstance(value, (tuple, list)):
-        return kind(children)
+        return kind(parts)
     if (
         isinstance(value, Mapping)
         and not isinstance(value, (dict, UserDict))
@@ -167,7 +168,7 @@ def _like(value: Any, children: list[Any]) -> Any:
     twin = copy.copy(value)
     if twin is value:
         raise TypeError
-    for (key, _), child in zip(_children(value), children, strict=True):
+    for (key, _), child in zip(children(value), parts, strict=True):
         if isinstance(value, Mapping):
             twin[key] = child
         else:
