@@ -20,11 +20,6 @@ def mlp(inplace=True):
 x = torch.randn(3, 4)
 
 
-def true_gradients(model, values, loss):
-    """autograd.grad of the loss in a function of the model's parts, by hand."""
-    return torch.autograd.grad(loss, values)
-
-
 def test_gradients_across_an_in_place_relu():
     model = mlp()
     with capture(model, "0", "1", "2", "0:in", "1:in", "2:in", grad=True) as seen:
@@ -666,3 +661,14 @@ def test_keep_last_does_not_pile_up_what_never_comes():
         for _ in range(300):
             model(ids)
     assert max(len(tap.outlines) for tap in seen._taps if hasattr(tap, "outlines")) <= 101
+
+
+def test_passes_that_need_only_some_of_the_users():
+    model = nn.Module()
+    model.forward = lambda h: (h * 2, h * 3)
+    leaf = x.clone().requires_grad_()
+    with capture(model, "grad(.:in)") as seen:
+        a, b = model(leaf * 1)
+        for loss in (a, b, a + b):
+            loss.sum().backward(retain_graph=True)
+    assert [g.unique().item() for g in seen.calls("grad(.:in)")] == [2.0, 3.0, 5.0]

@@ -92,7 +92,7 @@ class _Sum:
         self.cannot = one.cannot
         self.users = 0
         self.totals: dict[int, tuple[Tensor, int]] = {}  # by graph task: the sum so far, of how many users
-        self.second_order = False
+        self.graph_builders: set[int] = set()  # the graph tasks that ran with create_graph
 
     def add(self, i: int, cut: Any, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
         grad = grad_inputs[i]
@@ -106,6 +106,8 @@ class _Sum:
         # A copy: whoever comes next in this pass may write into the gradient.
         total = grad.clone() if before is None else grad + before if before.is_sparse else before + grad
         self.totals[task] = (total, count + 1)
+        if torch.is_grad_enabled():
+            self.graph_builders.add(task)
         if count + 1 == self.users:
             self.deliver(task)
 
@@ -114,11 +116,10 @@ class _Sum:
         total, _ = self.totals.pop(task, (None, 0))
         if total is None:
             return
-        if self.second_order:
+        if self.graph_builders - {task}:
             self.cannot()
         else:
             self.arrive(total)
-        self.second_order = self.second_order or torch.is_grad_enabled()
 
 
 def _hook_users(origins: list[_Origin], edges: list[_Edge], one: Input) -> Iterator[RemovableHandle]:
