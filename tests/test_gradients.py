@@ -672,3 +672,18 @@ def test_passes_that_need_only_some_of_the_users():
         for loss in (a, b, a + b):
             loss.sum().backward(retain_graph=True)
     assert [g.unique().item() for g in seen.calls("grad(.:in)")] == [2.0, 3.0, 5.0]
+
+
+def test_an_input_that_is_used_and_handed_on_shows_all_users_and_says_so():
+    model = nn.Module()
+    model.skips = nn.Module()
+    model.skips.forward = lambda h: (h * 2, h)
+    model.plain = nn.Linear(4, 4)
+    model.forward = lambda h: model.plain(model.skips(h)[0]).sum() + 10 * h.sum()
+    leaf = x.clone().requires_grad_()
+    with capture(model, "grad(skips:in)", "grad(plain:in)") as seen:
+        model(leaf * 1).backward()
+    assert torch.equal(seen["grad(skips:in)"], leaf.grad)
+    assert seen.report().notes == [
+        "grad(skips:in): the module hands this input on, so the gradient is that of all users of the tensor"
+    ]

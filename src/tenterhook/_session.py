@@ -169,7 +169,13 @@ class Session:
             yield "calls from other threads or async tasks were left alone"
         if self._ended_by is not None and issubclass(self._ended_by, Exception):
             yield f"the block was left by {self._ended_by.__name__}: a module that was running then returned nothing"
-        yield from (f"{tap.site}: {tap.note}" for tap in self.taps if tap.note)
+        noted: dict[str, list[str]] = {}
+        for tap in self.taps:
+            if tap.note:
+                noted.setdefault(tap.note, []).append(str(tap.site))
+        for note, where in noted.items():
+            more = f" and {len(where) - 3} more" if len(where) > 3 else ""
+            yield f"{', '.join(where[:3])}{more}: {note}"
         if self._turned_fast_path_off():
             yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
 

@@ -188,12 +188,16 @@ class Tap(Hook):
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
                 arrive = functools.partial(self.arrive, call, path)
-                hook = functools.partial(self.hook, tensor, call, path)
+                hook = functools.partial(self._hook_handed_on, tensor, call, path)
                 inputs.append(Input(tensor, arrive, hook, self._cannot_share))
             else:
                 self.missed = self._why_no_gradient(tensor, call)
         # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
         self.pending[frame] = (OwnShares(inputs, given), copies)
+
+    def _hook_handed_on(self, tensor: Tensor, call: int, path: Path) -> None:
+        self.note = "the module hands this input on, so the gradient is that of all users of the tensor"
+        self.hook(tensor, call, path)
 
     def _cannot_share(self) -> None:
         self.note = self.missed = "what flows into an input in a second backward (create_graph) is not kept"
