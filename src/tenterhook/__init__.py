@@ -1,10 +1,13 @@
-"""See any value or gradient inside any PyTorch model, without touching its code.
+"""See and change any value or gradient inside any PyTorch model, without touching its code.
 
-    from tenterhook import capture
+    from tenterhook import capture, edit
 
     with capture(model, "layer1", "grad(layer1)") as seen:
         model(x).sum().backward()
     seen["layer1"], seen["grad(layer1)"]
+
+    with edit(model, {"layer3": lambda v: v * 0}):
+        model(x)
 
 Names are resolved on first use, so that importing the package costs nothing and does nothing.
 """
@@ -15,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenterhook._capture import capture as capture
     from tenterhook._captured import Captured as Captured
+    from tenterhook._edit import edit as edit
+    from tenterhook._edit_file import load_edits as load_edits
     from tenterhook._errors import AddressError as AddressError
     from tenterhook._errors import AmbiguousError as AmbiguousError
+    from tenterhook._errors import EditError as EditError
     from tenterhook._errors import NotSeenError as NotSeenError
     from tenterhook._errors import OverwrittenError as OverwrittenError
     from tenterhook._errors import TenterhookError as TenterhookError
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from tenterhook._session import Report as Report
     from tenterhook._sites import Site as Site
     from tenterhook._sites import sites as sites
+    from tenterhook._sweep import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -32,6 +39,9 @@ _HOMES = {
     "capture": "_capture",
     "Captured": "_captured",
     "observe": "_observe",
+    "edit": "_edit",
+    "load_edits": "_edit_file",
+    "sweep": "_sweep",
     "sites": "_sites",
     "Site": "_sites",
     "Report": "_session",
@@ -39,6 +49,7 @@ _HOMES = {
     "TenterhookWarning": "_errors",
     "AddressError": "_errors",
     "AmbiguousError": "_errors",
+    "EditError": "_errors",
     "NotSeenError": "_errors",
     "OverwrittenError": "_errors",
 }

@@ -122,6 +122,12 @@ def may_cover(call: Call | None, k: int) -> bool:
     return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
 
 
+def known_when_made(call: Call | None) -> bool:
+    """Whether it can be told at each call if that call is meant: not by counting from the end."""
+    ends = call if isinstance(call, tuple) else (call,)
+    return all(end is None or end >= 0 for end in ends)
+
+
 def _leaf(key: str) -> Leaf:
     return int(key) if _POSITION.fullmatch(key) else key
 

@@ -7,14 +7,17 @@ seen.calls("layer1")          # one per call, in order
 seen.report()                 # what fired, what never did, and why
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from tenterhook._address import Address
 from tenterhook._captured import Captured
+from tenterhook._graph import searchable
+from tenterhook._inputs import call_with
 from tenterhook._keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
 from tenterhook._session import Session
 from tenterhook._sites import Selector, Site, check_model, resolve_all
@@ -41,7 +44,7 @@ class capture:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Tensor | Node,
         *selectors: Selector,
         grad: bool = False,
         copy: bool = True,
@@ -53,7 +56,7 @@ class capture:
         stop: bool = False,
         frozen: bool = False,
     ) -> None:
-        check_model(model, "capture")
+        model = searchable(model, "capture")
         if keep not in ("all", "last"):
             raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
         if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -62,7 +65,7 @@ class capture:
             raise TypeError(f"reduce is a function of a tensor, got {reduce!r}")
         if device is not None:
             device = torch.device(device)  # a misspelt one fails here, not in the middle of a forward
-        sites = resolve_all(model, selectors or ("**",))
+        sites = resolve_all(model, selectors or (("**",) if isinstance(model, nn.Module) else ("grad(**)",)))
         if grad:
             sites += [site.gradient() for site in sites if not site.address.grad]
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
@@ -98,12 +101,7 @@ class capture:
         if "stop" in options:
             raise TypeError("capture.once always stops as soon as it can; use capture(...) for a whole forward")
         with capture(model, *selectors, stop=True, **options) as seen:
-            if isinstance(inputs, Mapping):
-                model(**inputs)
-            elif isinstance(inputs, tuple):
-                model(*inputs)
-            else:
-                model(inputs)
+            call_with(model, inputs)
         one = len(selectors) == 1 and not seen._taps[0].site.wide
         return seen[selectors[0]] if one else seen
 

@@ -15,7 +15,9 @@ from tenterhook._keep import Entry, Log
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tap import part_of
-from tenterhook._tree import Omitted, Path, describe, itself, paths_of, rebuild
+from tenterhook._tree import Omitted, Path, describe, itself, leaves, paths_of, rebuild
+from tenterhook.changes import Change, replace
+from tenterhook.changes import at as at_index
 
 
 class Captured:
@@ -42,6 +44,26 @@ class Captured:
     def calls(self, address: Selector) -> list[Any]:
         """Every value at an address, one per call (and, for a gradient, per backward pass), in order."""
         return [value for _, value in self._find(address)]
+
+    def patch(self, *addresses: Selector, at: Any = None) -> dict[str, Change]:
+        """What was captured, as changes: `edit(model, seen.patch("layer3"))` puts it into another run.
+
+        Each leaf and each call goes where it came from; what was captured at one call only goes into every call.
+        `at` limits it to an index, as in `seen.patch("layer3", at=(slice(None), 5))`.
+        """
+        changes: dict[str, Change] = {}
+        for asked in addresses:
+            found = self._find(asked)
+            for exact, value in found:
+                address = parse(exact)
+                if len(found) == 1 and not (isinstance(asked, str) and "@" in asked):
+                    address = address._replace(call=None)
+                for path, tensor in leaves(value):
+                    key = str(address._replace(leaf=(*address.leaf, *path)))
+                    if key in changes:
+                        raise AmbiguousError(f"{key} was captured more than once (several backward passes?)")
+                    changes[key] = replace(tensor) if at is None else at_index(at, replace(tensor[at]))
+        return changes
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""

@@ -4,7 +4,8 @@
     ├── AddressError      (LookupError)   an address cannot be read, or nothing in the model answers to it
     ├── NotSeenError      (LookupError)   the value was asked for, but never came
     ├── AmbiguousError    (LookupError)   the address means several values
-    └── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
+    ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
+    └── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
     TenterhookWarning     (UserWarning)   something asked for had no effect
 
 Every message says what was asked, what was found, and what to do.
@@ -32,6 +33,10 @@ class AmbiguousError(TenterhookError, LookupError):
 
 class OverwrittenError(TenterhookError, RuntimeError):
     """A value kept with `copy=False` that the model has changed in place since."""
+
+
+class EditError(TenterhookError, RuntimeError):
+    """A change that cannot be made at an address, or that gave something the model cannot go on with."""
 
 
 class TenterhookWarning(UserWarning):

@@ -18,22 +18,28 @@ class Inputs(Mapping[int | str, Any]):
         self.names = names  # of the positional parameters, from the module's signature
 
     def __getitem__(self, key: int | str) -> Any:
+        where = self._where(key)
+        return self.args[where] if isinstance(where, int) else self.kwargs[where]
+
+    def __setitem__(self, key: int | str, value: Any) -> None:
+        where = self._where(key)
+        if isinstance(where, int):
+            self.args = (*self.args[:where], value, *self.args[where + 1 :])
+        else:
+            self.kwargs[where] = value
+
+    def _where(self, key: int | str) -> int | str:
+        """An argument's place: its position, or its name in the keyword arguments."""
         if key in self.kwargs:
-            return self.kwargs[str(key)]
+            return str(key)
         if isinstance(key, str) and key in self.names:
             key = self.names.index(key)
         if isinstance(key, int):
             if -len(self.args) <= key < len(self.args):
-                return self.args[key]
+                return key % len(self.args)
             if 0 <= key < len(self.names) and self.names[key] in self.kwargs:
-                return self.kwargs[self.names[key]]
+                return self.names[key]
         raise KeyError(key)
-
-    def __setitem__(self, key: int | str, value: Any) -> None:
-        if isinstance(key, int):
-            self.args = (*self.args[:key], value, *self.args[key + 1 :])
-        else:
-            self.kwargs[key] = value
 
     def __iter__(self) -> Iterator[int | str]:
         yield from range(len(self.args))
@@ -51,6 +57,16 @@ class Inputs(Mapping[int | str, Any]):
             return next(iter(self.values()))
         return dict(self) if self.kwargs else self.args
 
+    def with_plain(self, plain: Any) -> "Inputs":
+        """The same arguments with other values, given as `plain` gives them."""
+        if len(self) == 1:
+            (key,) = self
+            return Inputs((plain,), {}, self.names) if isinstance(key, int) else Inputs((), {key: plain}, self.names)
+        if not self.kwargs:
+            return Inputs(tuple(plain), {}, self.names)
+        args = tuple(plain[i] for i in range(len(self.args)))
+        return Inputs(args, {name: plain[name] for name in self.kwargs}, self.names)
+
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """The names of the arguments that a module's forward takes by position."""
@@ -60,3 +76,10 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
     except (TypeError, ValueError):
         return ()
     return tuple(p.name for p in parameters if p.kind in positional)
+
+
+def call_with(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with its argument, a tuple of arguments, or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)

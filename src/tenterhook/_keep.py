@@ -17,10 +17,10 @@ from tenterhook._tap import (
     check_unchanged,
     graph_task,
     here,
+    later_site_first,
     not_watching,
-    version_of,
 )
-from tenterhook._tree import Omitted, Path, rebuild
+from tenterhook._tree import Omitted, Path, rebuild, version_of
 
 
 class Stop(BaseException):
@@ -192,7 +192,7 @@ class PlainValues(Values):
         self.how = how
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
-        if type(last) is not Tensor or self.scope not in here() or graph_task() != -1:
+        if type(last) is not Tensor or self.scope not in here() or graph_task() != self.scope.task:
             return super().__call__(module, args, last)
         how = self.how
         last = last.detach()
@@ -315,12 +315,15 @@ class PlainGradients(Gradients):
     """The gradient of a module's whole output, at every call, without a detour where that is one tensor."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
-        if type(last) is not Tensor or self.scope not in here() or graph_task() != -1 or last.grad_fn is None:
+        scope = self.scope
+        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task or last.grad_fn is None:
             return super().__call__(module, args, last)
         call = self.calls
         self.calls = call + 1
         self.is_view = self.is_view or last._is_view()
-        self.scope.add(last.register_hook(functools.partial(self.arrive, call, ())))
+        scope.add(last.register_hook(functools.partial(self.arrive, call, ())))
+        if len(last._backward_hooks or ()) > 1:
+            later_site_first(last, self)
         return None
 
 

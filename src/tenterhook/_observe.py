@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
+from tenterhook._address import known_when_made
 from tenterhook._errors import AddressError, TenterhookWarning
+from tenterhook._graph import searchable
 from tenterhook._inputs import Inputs
 from tenterhook._session import Report, Session
-from tenterhook._sites import Selector, Site, check_model, resolve
-from tenterhook._tap import Scope, Tap, check_unchanged, not_watching, version_of
-from tenterhook._tree import Path, describe, itself, leaves, rebuild
+from tenterhook._sites import Selector, Site, resolve
+from tenterhook._tap import Scope, Tap, check_unchanged, not_watching
+from tenterhook._tree import Path, describe, itself, leaves, rebuild, version_of
 
 Observer = Callable[[Site, Any], object]
 
@@ -60,8 +63,10 @@ class observe:
     itself, detached but not copied: copy what you keep, and change nothing. An exception in it carries the address.
     """
 
-    def __init__(self, model: nn.Module, observers: Mapping[Selector, Observer], *, frozen: bool = False) -> None:
-        check_model(model, "observe")
+    def __init__(
+        self, model: nn.Module | Tensor | Node, observers: Mapping[Selector, Observer], *, frozen: bool = False
+    ) -> None:
+        model = searchable(model, "observe")
         if not isinstance(observers, Mapping):
             kind = type(observers).__name__
             raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
@@ -73,7 +78,9 @@ class observe:
                 raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
             self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
             for tap in self._groups[-1]:
-                _check_call(tap.site)
+                if not known_when_made(tap.site.address.call):
+                    what = "which call is the last is known only afterwards; observe counts from 0"
+                    raise AddressError(f"{tap.site}: {what}")
         self._session.taps = [tap for group in self._groups for tap in group]
 
     def __enter__(self) -> "observe":
@@ -91,9 +98,3 @@ class observe:
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""
         return self._session.report((tap, tap.last) for group in self._groups for tap in group)
-
-
-def _check_call(site: Site) -> None:
-    call = site.address.call
-    if call is not None and any(end is not None and end < 0 for end in (call if isinstance(call, tuple) else (call,))):
-        raise AddressError(f"{site}: which call is the last is known only afterwards; observe counts from 0")

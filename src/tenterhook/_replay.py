@@ -1,36 +1,109 @@
-"""Reentrant checkpoints: which call of the first pass is being run again.
+"""Checkpoints: which call of the first pass is being run again, and under which sessions.
 
-A reentrant checkpoint runs its function in `forward(ctx, …)` without gradients, and again in `backward(ctx, …)`
-with them, on a GPU in another thread. `ctx` is the same object both times and tells which calls belong together.
-(The other kind of checkpoint builds the graph in its first pass, and needs none of this.)
+A checkpoint runs its function twice: in the forward, and again in the backward, on a GPU in another thread. An
+object of its own stays the same and tells which calls belong together: the autograd context of the reentrant kind,
+the `_CheckpointFrame` of the other. It also holds the function; `run_again_under` has it ask the sessions that
+changed something the first time to do so the second time, even where they were left in between.
 """
 
 import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
+
+_FILE = checkpoint.__file__
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_lock = threading.Lock()
+
+
+def may_be_checkpointed() -> bool:
+    """A cheap test for a first pass: a checkpoint hooks what is saved, or runs inside an autograd Function."""
+    return _top_hooks(False) is not None or not (
+        torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled()  # no_grad() leaves the former on
+    )
+
+
+def checkpoints() -> Iterator[tuple[Any, bool]]:
+    """The checkpoints around the code that runs now, from the inside out, and whether each is being run again."""
+    found = set()
+    hooks = _top_hooks(False)
+    if hooks is not None and (innermost := _closed_over(hooks[0])) is not None:
+        found.add(id(innermost))
+        yield innermost, False
+    frame = sys._getframe(1)
+    while frame is not None:
+        one = _of(frame)
+        if one is not None and id(one[0]) not in found:
+            found.add(id(one[0]))
+            yield one
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _of(frame: Any) -> tuple[Any, bool] | None:
+    code = frame.f_code
+    if code.co_varnames[:1] == ("ctx",) and code.co_name in ("forward", "backward"):
+        ctx = frame.f_locals["ctx"]
+        return (ctx, code.co_name == "backward") if isinstance(ctx, torch._C._FunctionBase) else None
+    if code.co_filename != _FILE:
+        return None
+    if code.co_name == "unpack_hook" and "frame" in code.co_freevars:
+        return frame.f_locals["frame"], True
+    # In checkpoint(), which keeps a generator waiting while the function runs.
+    running = getattr(frame.f_locals.get("gen"), "gi_frame", None)
+    mine = running.f_locals.get("new_frame") if running is not None and torch.is_grad_enabled() else None
+    return None if mine is None else (mine, False)
+
+
+def _closed_over(pack: Any) -> Any:
+    """The `_CheckpointFrame` in the closure of a first pass's pack hook."""
+    for cell in getattr(pack, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, checkpoint._CheckpointFrame):
+            return cell.cell_contents
+    return None
 
 
 class Replays:
-    """The calls of one tap that checkpoints made without gradients."""
+    """The calls of one tap that checkpoints made, so that each can be told when it is made again."""
 
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[Any, _Replay] = weakref.WeakKeyDictionary()
 
-    def remember(self, call: int) -> bool:
-        """Note a call of the first pass; False where it is not inside a checkpoint."""
-        ctx = _context()
-        if ctx is None:
-            return False
-        self._of.setdefault(ctx, _Replay()).calls.append(call)
-        return True
+    def remember(self, call: int) -> list[Any]:
+        """Note a call of the first pass under every checkpoint around it, and return these."""
+        around = []
+        for one, again in checkpoints():
+            if again:
+                break
+            self._of.setdefault(one, _Replay()).calls.append(call)
+            around.append(one)
+        return around
 
-    def next_call(self) -> int | None:
-        """The call that is being run again right now, if it is one of ours."""
-        ctx = _context()
-        replay = None if ctx is None else self._of.get(ctx)
-        return None if replay is None else replay.next()
+    def knows(self, call: int) -> bool:
+        """Whether a call was made in a checkpoint that can still run again."""
+        return any(call in replay.calls for replay in self._of.values())
+
+    def next_call(self) -> tuple[int, bool, list[Any]] | None:
+        """The call that is being made again, if it is one of ours; whether only now with a graph; and the checkpoints
+        within the one that runs again, which are new.
+        """
+        inside = []
+        for one, again in checkpoints():
+            if not again:
+                inside.append(one)
+                continue
+            known = self._of.get(one)
+            call = None if known is None else known.next()
+            if call is None:
+                return None
+            for new in inside:
+                self._of.setdefault(new, _Replay()).calls.append(call)
+            return call, isinstance(one, torch._C._FunctionBase), inside
+        return None
 
 
 class _Replay:
@@ -45,13 +118,26 @@ class _Replay:
         return self.calls[self._i] if self._i < len(self.calls) else None
 
 
-def _context() -> Any:
-    """The autograd context of the innermost custom Function on this thread's stack, which a checkpoint is."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if "ctx" in frame.f_code.co_varnames:
-            ctx = frame.f_locals.get("ctx")
-            if isinstance(ctx, torch._C._FunctionBase):
-                return ctx
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+class _Again:
+    """The function of a checkpoint, for its second run."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.sessions: dict[int, Callable[[], AbstractContextManager[None]]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for number in sorted(self.sessions):
+                stack.enter_context(self.sessions[number]())
+            return self.function(*args, **kwargs)
+
+
+def run_again_under(one: Any, number: int, session: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have a checkpoint enter a session, the `number`-th that was opened, for its second run."""
+    name = "recompute_fn" if isinstance(one, checkpoint._CheckpointFrame) else "run_function"
+    with _lock:
+        function = getattr(one, name, None)
+        if function is not None:
+            again = function if isinstance(function, _Again) else _Again(function)
+            again.sessions.setdefault(number, session)
+            setattr(one, name, again)

@@ -2,42 +2,60 @@
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.jit import ScriptModule
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook import _compiled
+from tenterhook._errors import EditError
+from tenterhook._graph import NodeHooks
 from tenterhook._shards import sharded_parameters
 from tenterhook._table import Table
-from tenterhook._tap import After, Scope, Tap, close_scope, graph_task, open_scope
+from tenterhook._tap import After, Around, Before, Scope, Tap, graph_task
 from tenterhook._why import why_never_called
 
 # Ids for our entries in torch's hook tables. Its own count up from 0 and without a lock, so ours count down.
 _ids = itertools.count(-1, -1)
+_lock = threading.Lock()
 
 
 class _ParameterHooks:
     """The gradient of a parameter, once per backward.
 
-    A tensor hook sees what this backward contributes. On a parameter that FSDP2 has sharded it never fires; there
-    the hook after the accumulation does, with `.grad` as it then stands.
+    A tensor hook sees what this backward contributes, before DDP reduces it. On a parameter that FSDP2 has sharded
+    it never fires; there the hook after the accumulation does, with `.grad` as it then stands.
     """
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
         self.task = -1
 
-    def contributed(self, grad: Tensor | None) -> None:
+    def contributed(self, grad: Tensor | None) -> Tensor | None:
         self.task = graph_task()
-        self.tap.arrive(0, (), grad)
+        return self.tap.arrive(0, (), grad)
 
     def accumulated(self, parameter: Tensor) -> None:
         if graph_task() != self.task:
-            self.tap.arrive(0, (), parameter.grad)
+            self._arrive(parameter)
+
+    def accumulated_first(self, parameter: Tensor) -> None:
+        """Wait for the end of the backward pass, and then for what waits for that, which DDP's reduction does."""
+        queue = Variable._execution_engine.queue_callback
+        queue(functools.partial(queue, functools.partial(self._arrive, parameter)))
+
+    def _arrive(self, parameter: Tensor) -> None:
+        new = self.tap.arrive(0, (), parameter.grad)
+        if new is not None and parameter.grad is not None:
+            with torch.no_grad():
+                parameter.grad.copy_(new)
 
 
 class Session:
@@ -45,26 +63,32 @@ class Session:
 
     taps: Sequence[Any] = ()
     ran_eagerly = False
+    reduced = False  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
     _entered = False
+    _open = False
+    _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
 
-    def __init__(self, model: nn.Module, *, frozen: bool = False) -> None:
+    def __init__(self, model: Any, *, frozen: bool = False) -> None:
         self.model = weakref.ref(model)
-        self.scope = Scope(frozen)
+        self.scope = Scope(frozen, self)
         self._pending: list[dict[int, Any]] = []
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
+        self._swapped: list[Tap] = []  # those that changed a parameter or buffer
 
     def __enter__(self) -> "Session":
         if self._entered:
             raise RuntimeError("a session can be entered once; make a new one for the next block")
-        self._entered = True
-        try:
-            self.ran_eagerly = self._holds_stance = _compiled.force_eager()
+        self._entered = self._open = True
+        if self.scope.frozen:
             for tap in self.taps:
-                self._place(tap)
-            open_scope(self.scope)
+                tap.changes = tap.changes or tap.site.address.grad
+        try:
+            self._place_all(self.taps)
+            self.ran_eagerly = self._holds_stance
+            self.scope.open()
         except BaseException:
             self._leave()
             raise
@@ -74,12 +98,43 @@ class Session:
         self._ended_by = kind
         self._leave()
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """While a checkpoint runs again: what changed something the first time is there, even after the session."""
+        if self._open:
+            yield
+            return
+        if self._swapped:
+            names = ", ".join(str(tap.site) for tap in self._swapped)
+            what = (
+                "it ran with a changed value under a checkpoint, which now runs it again, and has been restored since"
+            )
+            raise EditError(f"{names}: {what}; run the backward inside the block")
+        with _lock:
+            self._again += 1
+            if self._again == 1:
+                self._place_all([tap for tap in self.taps if tap.changes])
+        try:
+            yield
+        finally:
+            with _lock:
+                self._again -= 1
+                if self._again == 0:
+                    self._remove()
+
+    def _place_all(self, taps: Iterable[Tap]) -> None:
+        self._holds_stance = _compiled.force_eager()
+        for tap in taps:
+            self._place(tap)
+
     def _place(self, tap: Tap) -> None:
         site = tap.site
         module = site.owner()
         if module is None:
             raise ReferenceError(f"the module of {site} is gone")
-        if site.kind != "module":
+        if site.kind == "node":
+            self._tap_node(tap, module)
+        elif site.kind != "module":
             self._tap_tensor(tap, module)
         elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
@@ -88,12 +143,20 @@ class Session:
             key, hooks = next(_ids), module._forward_hooks
             self._placed.append((hooks, key))
             hooks[key] = tap
+            if tap.needs_before:
+                self._place_before(module, Before(tap))
+                self._pending.append(tap.pending)
         else:
             tap.prepare(module)
             self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
             if site.address.grad:
                 self._pending.append(tap.pending)
                 self._handles.append(module.register_forward_hook(After(tap), with_kwargs=True))
+
+    def _place_before(self, module: nn.Module, hook: Before | Around) -> None:
+        key, hooks = next(_ids), module._forward_pre_hooks
+        self._placed.append((hooks, key))
+        hooks[key] = hook
 
     def _tap_tensor(self, tap: Tap, owner: nn.Module) -> None:
         """A parameter or buffer: read once, on entering; its gradient at every backward."""
@@ -103,14 +166,36 @@ class Session:
         if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             tap.missed = "it is not initialised yet; run the lazy module once before"
         elif not tap.site.address.grad:
-            tap.reach(tensor, 0)
+            if tap.changes:
+                self._swap(tap, tensor, owner)
+            else:
+                tap.reach(tensor, 0)
         elif not tensor.requires_grad:
             tap.missed = "frozen: its requires_grad is False"
         else:
             hooks = _ParameterHooks(tap)
+            if self.reduced:
+                self._handles.append(tensor.register_post_accumulate_grad_hook(hooks.accumulated_first))
+                return
             self._handles.append(tensor.register_hook(hooks.contributed))
             if hasattr(tensor, "_local_tensor"):
                 self._handles.append(tensor.register_post_accumulate_grad_hook(hooks.accumulated))
+
+    def _swap(self, tap: Tap, tensor: Tensor, owner: nn.Module) -> None:
+        """Change a parameter or buffer until the session is over; a checkpoint that uses it must know."""
+        self._swapped.append(tap)
+        tap.swap(tensor)
+        model = self.model()
+        for module in () if model is None else model.modules():
+            if any(inner is owner for inner in module.modules()):
+                self._place_before(module, Around(self.scope))
+
+    def _tap_node(self, tap: Tap, step: Any) -> None:
+        tap.calls = 1
+        hooks = NodeHooks(tap)
+        node = step.node
+        is_input = tap.site.address.role == "in"
+        self._handles.append(node.register_hook(hooks.inputs) if is_input else node.register_prehook(hooks.outputs))
 
     @functools.cached_property
     def _shards(self) -> dict[tuple[int, str], Tensor]:
@@ -118,7 +203,13 @@ class Session:
         return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
-        close_scope(self.scope)
+        self.scope.close()
+        self._open = False
+        self._remove()
+        for tap in reversed(self._swapped):
+            tap.swap_back()
+
+    def _remove(self) -> None:
         for hooks, key in self._placed:
             hooks.pop(key, None)
         self._placed.clear()

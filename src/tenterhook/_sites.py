@@ -33,7 +33,7 @@ class Site:
 
     __slots__ = ("address", "kind", "owner", "wide")
 
-    def __init__(self, address: Address, owner: nn.Module, kind: str, wide: bool) -> None:
+    def __init__(self, address: Address, owner: Any, kind: str, wide: bool) -> None:
         self.address = address
         self.kind = kind
         self.wide = wide  # found by a selector that may mean many, so one that stays silent is no mistake
@@ -47,7 +47,9 @@ class Site:
 
     @property
     def class_name(self) -> str:
-        """The class of the module; `Parameter` or `Buffer` for a tensor of one."""
+        """The class of the module; `Parameter` or `Buffer` for a tensor of one; the name of a graph node."""
+        if self.kind == "node":
+            return str(self.module.node.name()) if self.module is not None else ""
         return type(self.module).__name__ if self.kind == "module" else self.kind.capitalize()
 
     def gradient(self) -> "Site":
@@ -64,7 +66,7 @@ class Site:
         return twin
 
     @property
-    def module(self) -> nn.Module | None:
+    def module(self) -> Any:
         """The module (for a parameter or buffer: the one that holds it); None when it is gone."""
         return self.owner()
 
@@ -72,7 +74,7 @@ class Site:
     def tensor(self) -> Tensor | None:
         """The parameter or buffer itself; None for a module's values, which exist only while it runs."""
         module = self.module
-        if self.kind == "module" or module is None:
+        if self.kind in ("module", "node") or module is None:
             return None
         return _own(module, self.kind).get(self.address.name.rpartition(".")[2])
 
@@ -166,12 +168,13 @@ def check_model(model: object, verb: str) -> None:
     raise TypeError(f"{verb} needs a model (torch.nn.Module), got {type(model).__name__}: {hint}")
 
 
-def resolve_all(model: nn.Module, selectors: Sequence[Selector]) -> list[Site]:
+def resolve_all(model: Any, selectors: Sequence[Selector]) -> list[Site]:
     """The sites that some selectors mean, each once."""
     found: list[Site] = []
     overlap = False
+    is_module = isinstance(model, nn.Module)
     for selector in selectors:
-        plain = _plain(selector) if type(selector) is str else None
+        plain = _plain(selector) if type(selector) is str and is_module else None
         if plain is not None and (module := _descend(model, plain[1])) is not None:
             found.append(Site(plain[0], module, "module", False))
         else:
@@ -180,8 +183,10 @@ def resolve_all(model: nn.Module, selectors: Sequence[Selector]) -> list[Site]:
     return list({site.address: site for site in found}.values()) if overlap and len(selectors) > 1 else found
 
 
-def resolve(model: nn.Module, selector: Selector) -> list[Site]:
+def resolve(model: Any, selector: Selector) -> list[Site]:
     """The sites that a selector means, each module once; AddressError where there are none."""
+    if not isinstance(model, nn.Module):
+        return list(model.resolve(selector))  # an autograd graph
     if isinstance(selector, str):
         return _resolve_text(model, selector)
     if isinstance(selector, nn.Module):

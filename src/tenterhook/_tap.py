@@ -1,16 +1,20 @@
 """A tap: what to do at one site, as a PyTorch hook.
 
 A tap works out whether a call is its session's own and which call it is, and hands the value on: `reach` for a
-value, `arrive` for the gradient of each leaf, which it gets by a tensor hook. The verbs are kinds of Tap.
+value, `arrive` for the gradient of each leaf, which it gets by a tensor hook. What these return takes the place of
+the value or gradient; None leaves it. The verbs are kinds of Tap.
 
 Whose call is it? The scopes of the sessions that are open in this thread or async task are in a context variable:
 a tap that fires outside its scope only counts. A call inside a backward pass is a checkpoint's recomputation and
-is not counted again.
+is not counted again; a tap that changes something does so there too.
 """
 
+import copy
 import functools
+import itertools
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,24 +27,44 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook._address import may_cover
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
-from tenterhook._replay import Replays
+from tenterhook._replay import Replays, checkpoints, may_be_checkpointed, run_again_under
 from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
-from tenterhook._tree import Path, describe, itself, leaves, paths_of, pick, rebuild
+from tenterhook._tree import Path, describe, itself, leaves, paths_of, pick, put, rebuild, version_of
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
 here = _open_scopes.get
 graph_task = torch._C._current_graph_task_id
+_numbers = itertools.count()
 
 
 class Scope:
     """What the taps of one session share. Holds nothing that holds a tap, so that a session leaves no cycle."""
 
     _prune_at = 1024
+    is_open = False
+    task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
+    around: Container[Any] = ()  # the checkpoints that it was opened in
 
-    def __init__(self, frozen: bool) -> None:
+    def __init__(self, frozen: bool, session: Any) -> None:
         self.frozen = frozen
+        self.session = weakref.ref(session)
         self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
+        self.number = -1  # in the order of opening
+
+    def open(self) -> None:
+        """From here on, calls in this thread or async task belong to the session too."""
+        self.number = next(_numbers)
+        self.task = graph_task()
+        if self.task != -1 or may_be_checkpointed():
+            self.around = weakref.WeakSet(one for one, _ in checkpoints())
+        self.is_open = True
+        _open_scopes.set((*here(), self))
+
+    def close(self) -> None:
+        """Undo `open`; not by a token, for a session may be left in another context than it was entered in."""
+        self.is_open = False
+        _open_scopes.set(tuple(other for other in here() if other is not self))
 
     def add(self, handle: RemovableHandle) -> None:
         """Remember a tensor hook; those that died with their graph are let go now and then."""
@@ -51,9 +75,15 @@ class Scope:
 
     def thaw(self, tensor: Tensor) -> Tensor:
         """With frozen=True: a tensor that autograd ignored, as one that it follows from here on."""
-        if not self.frozen or tensor.requires_grad or not _can_have_gradient(tensor):
+        if not self.frozen or tensor.requires_grad or not can_have_gradient(tensor):
             return tensor
         return tensor.detach().requires_grad_().clone() if torch.is_grad_enabled() else tensor
+
+    def again_in(self, checkpoint: Any) -> None:
+        """Have the session's changes made again when a checkpoint runs again, even if it is over by then."""
+        session = self.session()
+        if session is not None and checkpoint not in self.around:
+            run_again_under(checkpoint, self.number, session.again)
 
 
 class Tap(Hook):
@@ -63,9 +93,10 @@ class Tap(Hook):
     elsewhere = 0
     recomputed = 0
     is_view = False
+    changes = False  # whether the model may get another value than it computed
     note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
-    pending: dict[int, tuple[OwnShares, list[tuple[Tensor, int, Tensor]]]]
+    pending: dict[int, Any]
     _replays: Replays | None = None
     _names: tuple[str, ...] = ()
     _on_leaf: dict[tuple[int, Path], RemovableHandle] | None = None
@@ -79,30 +110,41 @@ class Tap(Hook):
         """How often something came."""
         raise NotImplementedError
 
-    def reach(self, part: Any, call: int) -> None:
+    def reach(self, part: Any, call: int) -> Any:
         """The value at the site, as the model has it; of a structure, the part that was asked for."""
         raise NotImplementedError
+
+    def swap(self, tensor: Tensor) -> None:
+        """For a tap that changes it: put another value into a parameter or buffer."""
+
+    def swap_back(self) -> None:
+        """Undo `swap`."""
+
+    def reach_again(self, part: Any, call: int) -> Any:
+        """The same in a checkpoint's recomputation, for a tap that changes it."""
 
     def expect(self, part: Any, call: int) -> None:
         """The structured value whose leaves' gradients will arrive."""
 
-    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
         """The gradient of one leaf of the value of that call."""
         raise NotImplementedError
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         """The hook: `last` is the output after a forward, the keyword arguments before it."""
-        is_input = self.site.address.role == "in"
-        if is_input and last is None:  # removed while another thread is in this module: torch forgot with_kwargs
-            return None
         address = self.site.address
-        value = Inputs(args, last, self._names) if is_input else last
-        call = self._count()
-        if call is None and self._replays is not None:
-            call = self._replays.next_call()
-        if call is None and self.scope.frozen and address.grad:
-            return self._thaw_again(value)
-        if call is None or not may_cover(address.call, call):
+        if address.role == "in" and last is None:  # removed while another thread is here: torch forgot with_kwargs
+            return None
+        value = Inputs(args, last, self._names) if address.role == "in" else last
+        call, again, has_graph = self._count(), False, True
+        if call is None:
+            if self._replays is None or (known := self._replays.next_call()) is None:
+                return None
+            (call, has_graph, inside), again = known, True  # the reentrant kind has a graph only now
+            self._again_in(inside)
+        elif may_be_checkpointed() and (self.changes or (address.grad and not torch.is_grad_enabled())):
+            self._remember(call)
+        if not may_cover(address.call, call):
             return None
         try:
             part = part_of(value, address.leaf)
@@ -110,22 +152,48 @@ class Tap(Hook):
             self.missed = no_such_leaf(value, address.leaf)
             return None
         if not address.grad:
-            self.reach(part, call)
-            return None
-        if not isinstance(part, Tensor):
-            self.expect(part, call)
-        thawed = self._thaw(part)
-        if is_input:
-            self._await_shares(thawed, part, call, value, id(sys._getframe(1)))
-        else:
-            for path, tensor in leaves(thawed):
-                self.hook(tensor, call, path)
-        return None if thawed is part else _with_thawed(value, part, thawed)
+            new = self.reach_again(part, call) if again else self.reach(part, call)
+            return None if new is None else _handed_back(with_part(value, address.leaf, new))
+        return self._reach_gradient(part, value, call, id(sys._getframe(1)), has_graph)
+
+    def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
+        own, whole = self.own(part, value, self.pending.pop(frame, None) if self.needs_before else None)
+        if has_graph and self.scope.is_open:
+            if not isinstance(part, Tensor):
+                self.expect(part, call)
+            if isinstance(value, Inputs):
+                self.await_shares(own, part, call, value, frame)
+            else:
+                self.hook_leaves(own, call)
+        return None if whole is value else _handed_back(whole)
+
+    needs_before = False  # whether `own` wants to know when the module was called
+
+    def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
+        """The part whose gradient will be hooked, and the value with it in place, which the model goes on with."""
+        if not self.scope.frozen:
+            return part, value
+        thawed: dict[int, Tensor] = {}  # a tensor that is there twice stays one tensor
+
+        def thaw(path: Path, tensor: Tensor) -> Tensor:
+            if id(tensor) not in thawed:
+                thawed[id(tensor)] = self.scope.thaw(tensor)
+            return thawed[id(tensor)]
+
+        own = rebuild(part, thaw, opaque=itself)
+        if own is part:
+            return part, value
+        return own, rebuild(value, lambda _, tensor: thawed.get(id(tensor), tensor), opaque=itself)
 
     def prepare(self, module: nn.Module) -> None:
         """Before a hook on inputs is placed: look at the module's signature once."""
         self._names = argument_names(module)
         self.pending = {}
+
+    def hook_leaves(self, part: Any, call: int) -> None:
+        """Have `arrive` called with the gradient of each tensor in a value."""
+        for path, tensor in leaves(part):
+            self.hook(tensor, call, path)
 
     def hook(self, tensor: Tensor, call: int, path: Path) -> None:
         """Have `arrive` called with the gradient of one tensor."""
@@ -136,6 +204,8 @@ class Tap(Hook):
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
         handle = tensor.register_hook(functools.partial(self.arrive, call, path))
         self.scope.add(handle)
+        if len(tensor._backward_hooks or ()) > 1:
+            later_site_first(tensor, self)
         if is_leaf:  # it outlives the graph, so the last call that returned it owns its gradient
             self._on_leaf = {} if self._on_leaf is None else self._on_leaf
             if (before := self._on_leaf.pop((id(tensor), path), None)) is not None:
@@ -145,9 +215,18 @@ class Tap(Hook):
                 alive = {key: old for key, old in self._on_leaf.items() if old.hooks_dict_ref() is not None}
                 self._on_leaf = alive
 
+    def is_at(self, site: Site) -> bool:
+        """Whether it taps the same inputs or outputs of the same module."""
+        return self.site.owner is site.owner and self.site.address.role == site.address.role
+
+    def is_edited(self, tensor: Tensor) -> bool:
+        """Whether an edit at the same place waits for the gradient of this tensor."""
+        owners = map(_owner, (tensor._backward_hooks or {}).values())
+        return any(isinstance(owner, Tap) and owner.changes and owner.is_at(self.site) for owner in owners)
+
     def _count(self) -> int | None:
         """The number of this call, if it counts."""
-        if graph_task() != -1:
+        if graph_task() != self.scope.task:
             self.recomputed += 1
         elif self.scope not in here():
             self.elsewhere += 1
@@ -157,36 +236,26 @@ class Tap(Hook):
             return call
         return None
 
-    def _thaw(self, part: Any) -> Any:
-        if not self.scope.frozen:
-            return part
-        thawed: dict[int, Tensor] = {}  # a tensor that is there twice stays one tensor
+    def _remember(self, call: int) -> None:
+        if self._replays is None:
+            self._replays = Replays()
+        self._again_in(self._replays.remember(call))
 
-        def thaw(path: Path, tensor: Tensor) -> Tensor:
-            if id(tensor) not in thawed:
-                thawed[id(tensor)] = self.scope.thaw(tensor)
-            return thawed[id(tensor)]
+    def _again_in(self, checkpoints: list[Any]) -> None:
+        for checkpoint in checkpoints if self.changes else ():
+            self.scope.again_in(checkpoint)
 
-        return rebuild(part, thaw, opaque=itself)
-
-    def _thaw_again(self, value: Any) -> Any:
-        """In a checkpoint's recomputation, which must save what the first pass saved; on a GPU in a bare thread."""
-        if graph_task() == -1 or (here() and self.scope not in here()) or self.site.address.call is not None:
-            return None
-        try:
-            part = part_of(value, self.site.address.leaf)
-        except LookupError:
-            return None
-        return _with_thawed(value, part, self._thaw(part))
-
-    def _await_shares(self, thawed: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
+    def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
         """Before the forward: note whose gradients are wanted; `after` finds who used them."""
         inputs, copies = [], []
-        for (path, tensor), (_, original) in zip(leaves(thawed), leaves(part), strict=True):
+        for (path, tensor), (_, original) in zip(leaves(own), leaves(part), strict=True):
             if tensor is not original:  # a copy that only this module will use
-                copies.append((tensor, tensor._version, original))
+                copies.append((tensor, version_of(tensor), original))
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
+                if self.is_edited(tensor):  # likewise, made by an edit of this gradient, which comes first
+                    self.hook(tensor, call, path)
+                    continue
                 arrive = functools.partial(self.arrive, call, path)
                 hook = functools.partial(self._hook_handed_on, tensor, call, path)
                 inputs.append(Input(tensor, arrive, hook, self._cannot_share))
@@ -206,22 +275,20 @@ class Tap(Hook):
         """After the forward: hook whatever used the inputs."""
         shares, copies = self.pending.pop(frame, (None, ()))
         for copied, version, original in copies:
-            if copied._version != version:  # the module wrote into its input: the caller's tensor must see that
-                with torch.no_grad():
+            if version_of(copied) != version:  # the module wrote into its input: the caller's tensor must see that
+                with torch.set_grad_enabled(original.requires_grad and torch.is_grad_enabled()):
                     original.copy_(copied)
         if shares is not None:
             for handle in shares.hook(module, given, output):
                 self.scope.add(handle)
 
     def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
-        if not _can_have_gradient(tensor):
+        if not can_have_gradient(tensor):
             return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
         if torch.is_grad_enabled():
             return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
-        if self._replays is None:
-            self._replays = Replays()
-        if self._replays.remember(call):
-            return "its checkpoint was not run again inside this session, or it is one within another"
+        if self._replays is not None and self._replays.knows(call):
+            return "its checkpoint was not run again inside this session"
         return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
 
 
@@ -236,25 +303,44 @@ class After(Hook):
         self.tap.after(id(sys._getframe(1)), module, given, output)
 
 
-def open_scope(scope: Scope) -> None:
-    """From here on, calls in this thread or async task belong to the scope's session too."""
-    _open_scopes.set((*here(), scope))
+class Before(Hook):
+    """The hook before a forward, beside a tap that must know what is older than the call."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        self.tap.pending[id(sys._getframe(1))] = torch._C._autograd._get_sequence_nr()
 
 
-def close_scope(scope: Scope) -> None:
-    """Undo `open_scope`; not by a token, for a session may be left in another context than it was entered in."""
-    _open_scopes.set(tuple(other for other in here() if other is not scope))
+class Around(Hook):
+    """The hook on modules around a changed parameter: tells the checkpoints in which they run."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        if self.scope in here() and graph_task() == self.scope.task and may_be_checkpointed():
+            for checkpoint, again in checkpoints():
+                if not again:
+                    self.scope.again_in(checkpoint)
+
+
+@contextmanager
+def hidden(scope: Scope) -> Iterator[None]:
+    """Run a user's function so that the session does not see the calls that it makes."""
+    token = _open_scopes.set(tuple(s for s in here() if s is not scope))
+    try:
+        yield
+    finally:
+        _open_scopes.reset(token)
 
 
 @contextmanager
 def not_watching(scope: Scope) -> Iterator[None]:
     """Run a user's function so that neither the session nor a checkpoint around it sees what it does."""
-    token = _open_scopes.set(tuple(s for s in here() if s is not scope))
-    try:
-        with saved_tensors_hooks(torch.detach, lambda tensor: tensor):
-            yield
-    finally:
-        _open_scopes.reset(token)
+    with hidden(scope), saved_tensors_hooks(torch.detach, lambda tensor: tensor):
+        yield
 
 
 def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:
@@ -263,19 +349,36 @@ def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:
         raise RuntimeError(f"{who} changed the value in place; observing must change nothing")
 
 
-def version_of(tensor: Tensor) -> int:
-    """A number that changes with every write into the tensor; 0 for inference tensors, which have none."""
-    return 0 if tensor.is_inference() else tensor._version
+def later_site_first(tensor: Tensor, tap: Tap) -> None:
+    """Order the hooks on one tensor that has several addresses, as the output of a block is that of its last layer.
+
+    Autograd runs hooks in the order in which they were put, the layer's before the block's. The gradient comes to
+    the block first: an edit of the layer's gradient must not show there. At one address the outer session is first.
+    """
+    hooks = tensor._backward_hooks or {}
+    owners = {key: _owner(hook) for key, hook in hooks.items()}
+    earlier = {key: owner for key, owner in owners.items() if isinstance(owner, Tap) and not owner.is_at(tap.site)}
+    if tap.changes or any(owner.changes for owner in earlier.values()):
+        for key in earlier:
+            hooks[key] = hooks.pop(key)
 
 
-def _with_thawed(value: Any, part: Any, thawed: Any) -> Any:
-    """The value as the hook hands it back, with thawed tensors in it."""
-    swaps = {id(old): new for (_, old), (_, new) in zip(leaves(part), leaves(thawed), strict=True)}
+def _owner(hook: Any) -> Any:
+    """The tap that waits for a gradient."""
+    return getattr(getattr(hook, "func", None), "__self__", None)
 
-    def swap(x: Any) -> Any:
-        return rebuild(x, lambda _, tensor: swaps.get(id(tensor), tensor), opaque=itself)
 
-    return (swap(value.args), swap(value.kwargs)) if isinstance(value, Inputs) else swap(value)
+def _handed_back(value: Any) -> Any:
+    return (value.args, value.kwargs) if isinstance(value, Inputs) else value
+
+
+def with_part(value: Any, path: Path, part: Any) -> Any:
+    """A site's value with another part in the place that an address means."""
+    if not path or not isinstance(value, Inputs):
+        return put(value, path, part)
+    twin = copy.copy(value)
+    twin[path[0]] = put(value[path[0]], path[1:], part)
+    return twin
 
 
 def part_of(value: Any, path: Path) -> Any:
@@ -294,5 +397,6 @@ def no_such_leaf(value: Any, path: Path) -> str:
     return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
 
 
-def _can_have_gradient(tensor: Tensor) -> bool:
+def can_have_gradient(tensor: Tensor) -> bool:
+    """Whether its dtype is one that autograd follows."""
     return tensor.is_floating_point() or tensor.is_complex()

@@ -2,6 +2,7 @@
 
     leaves((a, {"b": b}))             [((0,), a), ((1, "b"), b)]
     pick((a, {"b": b}), (1, "b"))     b
+    put((a, {"b": b}), (1, "b"), c)   (a, {"b": c})
     rebuild(value, f)                 f(path, tensor) at every leaf; the containers keep their types
 
 Tuples, lists, dicts, namedtuples, dataclasses, Hugging Face's ModelOutput, and every type registered with
@@ -57,6 +58,20 @@ def pick(value: Any, path: Path) -> Any:
     return value
 
 
+def put(value: Any, path: Path, part: Any) -> Any:
+    """The same structure with another part at a path; what is beside the path stays what it is."""
+    if not path:
+        return part
+    key, *rest = path
+    parts = children(value)
+    i = _position(value, parts, key)
+    changed = [put(child, tuple(rest), part) if k == i else child for k, (_, child) in enumerate(parts)]
+    try:
+        return _like(value, changed)
+    except Exception as error:
+        raise TypeError(f"a {type(value).__name__} cannot be made anew with another {key!r} in it") from error
+
+
 def rebuild(
     value: Any, change: Callable[[Path, Tensor], Any], path: Path = (), opaque: Callable[[Any], Any] = noted
 ) -> Any:
@@ -87,6 +102,11 @@ def describe(value: Any) -> str:
         return repr(value)
     keys = [key for key, _ in children(value)]
     return f"{type(value).__name__}({', '.join(map(str, keys))})" if keys else type(value).__name__
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that changes with every write into the tensor; 0 for inference tensors, which have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def paths_of(value: Any) -> str:
@@ -124,11 +144,15 @@ def children(value: Any) -> list[tuple[Leaf, Any]]:
 
 def _child(value: Any, key: Leaf) -> Any:
     parts = children(value)
-    for known, child in parts:
+    return parts[_position(value, parts, key)][1]
+
+
+def _position(value: Any, parts: list[tuple[Leaf, Any]], key: Leaf) -> int:
+    for i, (known, _) in enumerate(parts):
         if known == key or str(known) == str(key):
-            return child
+            return i
     if isinstance(key, int) and -len(parts) <= key < len(parts) and not _has_integer_keys(value):
-        return parts[key][1]  # a namedtuple, dataclass or ModelOutput by position
+        return key % len(parts)  # a namedtuple, dataclass or ModelOutput by position
     raise LookupError(key)
 
 

@@ -1,0 +1,110 @@
+"""How much a change changed: the largest and the mean absolute difference, kept on the device until read.
+
+Measuring takes longer than most changes, so it is put off: what is needed for it is kept until the next call comes or
+somebody asks, and after the first few calls only those are measured whose number is a power of two. A ready-made
+change can be made again on the old value, so that alone is kept; of what a function made, a copy.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tenterhook._tree import leaves, version_of
+
+_MEASURE_ALL = 8
+
+
+class _Found(NamedTuple):
+    """At one call: the largest and the mean absolute difference, and over how many numbers."""
+
+    largest: Tensor | float
+    mean: Tensor | float
+    size: int
+
+
+class Difference:
+    """What one edit did, over its calls. Print it."""
+
+    _put_off: Any = None
+
+    def __init__(self, change: Any) -> None:
+        self.calls = 0
+        self.unknown = ""
+        self._change = change if change.is_pure else None
+        self._found: list[_Found] = []
+
+    def note(self, old: Any, new: Any) -> None:
+        """One call: the value before and after; None for after where it stayed as it was."""
+        self.calls = n = self.calls + 1
+        if self._put_off is not None:
+            self._settle()
+        if n > _MEASURE_ALL and n & (n - 1):
+            return
+        if new is None:
+            self._found.append(_Found(0.0, 0.0, 1))
+        elif self._change is not None and isinstance(old, Tensor):
+            self._put_off = [(_kept(old), old._version if not old.is_inference() else 0, None)]
+        else:
+            after = dict(leaves(new))
+            pairs = [(t, after.get(path)) for path, t in leaves(old)]
+            self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
+
+    def _settle(self) -> None:
+        pairs, self._put_off = self._put_off, None
+        with torch.no_grad():
+            for old, version, new in pairs or ():
+                if version_of(old) != version:
+                    self.unknown = "the value was overwritten before it could be compared"
+                    continue
+                try:
+                    new = self._change(old) if new is None and self._change is not None else new
+                    self._found += _compared(old, new)
+                except RuntimeError as error:  # a tensor of torch.func, whose transform is over
+                    self.unknown = str(error).splitlines()[0]
+
+    @property
+    def measured(self) -> list[_Found]:
+        """What was found at each call that was measured."""
+        if self._put_off is not None:
+            self._settle()
+        return self._found
+
+    @property
+    def max(self) -> float:
+        """The largest absolute difference; reading it waits for the device."""
+        return max((float(one.largest) for one in self.measured), default=0.0)
+
+    @property
+    def mean(self) -> float:
+        """The mean absolute difference."""
+        total = sum(one.size for one in self.measured)
+        return sum(float(one.mean) * one.size for one in self.measured) / total if total else 0.0
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing changed wherever it was measured."""
+        return bool(self.measured) and not self.unknown and self.max == 0.0
+
+    def __str__(self) -> str:
+        if not self.measured:
+            return self.unknown or "nothing to compare"
+        some = f", at {len(self.measured)} of {self.calls} calls" if len(self.measured) < self.calls else ""
+        return f"max |Δ| {self.max:.3g}, mean {self.mean:.3g}{some}"
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    if tensor.is_inference():
+        return tensor.clone()  # it would not tell if it were overwritten
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _compared(old: Tensor, new: Tensor) -> list[_Found]:
+    if old.shape != new.shape or not old.numel():
+        return []
+    if not (old.is_floating_point() or old.is_complex()):
+        old, new = old.double(), new.double()
+    # Equal infinities differ by nothing; subtracted, they would give NaN.
+    apart = torch.where(old == new, 0, new - old).abs()
+    apart = apart.float() if apart.dtype.itemsize < 4 else apart
+    return [_Found(apart.amax(), apart.mean(), apart.numel())]

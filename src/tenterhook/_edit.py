@@ -1,0 +1,303 @@
+"""edit: change the values and gradients at some addresses, in the user's own loop.
+
+with edit(model, {"layer3": zero(), "grad(layer2)": lambda g: g * 2}) as edits:
+    model(x).sum().backward()
+edits.report()                # how often each was applied, and how much it changed
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as File
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from tenterhook._address import known_when_made
+from tenterhook._difference import Difference
+from tenterhook._errors import AddressError, EditError, TenterhookWarning
+from tenterhook._graph import searchable
+from tenterhook._inputs import Inputs
+from tenterhook._replay import may_be_checkpointed
+from tenterhook._session import Report, Session
+from tenterhook._sites import Selector, Site, resolve
+from tenterhook._tap import Scope, Tap, graph_task, here, hidden, with_part
+from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild, version_of
+from tenterhook.changes import Change, Function, as_change
+
+Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
+
+
+class Edit(Tap):
+    """A tap that puts something else in the place of a value or gradient."""
+
+    changes = True
+    applied = 0
+    overwritten = False
+    _swapped: tuple[Tensor, Tensor, Tensor, int] | None = None
+
+    def __init__(self, site: Site, change: Change | Function, scope: Scope) -> None:
+        super().__init__(site, scope)
+        self.change = change
+        self.difference = Difference(change)
+        self.any_shape = getattr(change, "name", "") == "any_shape"
+        self.needs_before = site.address.grad and site.kind == "module" and site.address.role == "out"
+        self.pending = {}
+
+    @property
+    def fired(self) -> int:
+        return self.applied
+
+    def reach(self, part: Any, call: int) -> Any:
+        new = self._changed(part, call)
+        self._count_in(part, new)
+        return new
+
+    def reach_again(self, part: Any, call: int) -> Any:
+        return self._changed(part, call)
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
+        new = self._changed(grad, call, path)
+        self._count_in(grad, new)
+        return new
+
+    def _count_in(self, old: Any, new: Any) -> None:
+        self.applied += 1
+        self.difference.note(old, new)
+
+    def _changed(self, old: Any, call: int, path: Path = ()) -> Any:
+        """What the change makes of a value; None where it leaves it as it is."""
+        site = self.site.at(call, path)
+        shown = old.plain() if isinstance(old, Inputs) else old
+        try:
+            if isinstance(self.change, Function) or isinstance(shown, Tensor):
+                with hidden(self.scope):
+                    new = self.change(shown, site)
+            else:
+                new = self._at_its_tensor(shown, site)
+        except Exception as error:
+            _blame(error, site)
+            raise
+        if new is shown:
+            return None
+        if not self.any_shape:
+            check_alike(shown, new, site)
+        return old.with_plain(new) if isinstance(old, Inputs) else new
+
+    def _at_its_tensor(self, value: Any, site: Site) -> Any:
+        """A ready-made change is for a tensor; in a structure with just one, it is for that one."""
+        found = list(leaves(value))
+        if len(found) != 1:
+            raise EditError(f"{self.change} changes one tensor, and this is {describe(value)}, with {paths_of(value)}")
+        path, tensor = found[0]
+        with hidden(self.scope):
+            return put(value, path, self.change(tensor, site))
+
+    def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
+        """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
+        elsewhere = _others(value, part)
+        copies: dict[int, Tensor] = {}
+
+        def copy(path: Path, tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                own = self.scope.thaw(tensor)
+                shared = isinstance(value, Inputs) or id(tensor) in elsewhere or _is_older(tensor, since)
+                lonely = own is not tensor or not own.requires_grad or self.is_edited(tensor)
+                copies[id(tensor)] = own.clone() if shared and not lonely else own
+            return copies[id(tensor)]
+
+        own = rebuild(part, copy, opaque=itself)
+        if all(a is b for (_, a), (_, b) in zip(leaves(own), leaves(part), strict=True)):
+            return part, value
+        return own, with_part(value, self.site.address.leaf, own)
+
+    def hook_leaves(self, part: Any, call: int) -> None:
+        once = {id(tensor): (path, tensor) for path, tensor in reversed(list(leaves(part)))}
+        for path, tensor in reversed(once.values()):
+            self.hook(tensor, call, path)
+        if not self.site.wide and torch.is_grad_enabled() and not any(t.requires_grad for _, t in once.values()):
+            raise EditError(f"{self.site.at(call)} cannot be edited: {self.missed or 'its value has no tensor'}")
+
+    def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
+        self.hook_leaves(own, call)
+        pairs = zip(leaves(own), leaves(part), strict=True)
+        self.pending[frame] = (
+            None,
+            [(t, version_of(t), original) for (_, t), (_, original) in pairs if t is not original],
+        )
+
+    def swap(self, tensor: Tensor) -> None:
+        """Put the changed value into a parameter or buffer, until `swap_back`."""
+        backup = tensor.detach().clone()
+        new = self._changed(tensor.detach(), 0)
+        self.applied += 1
+        self.difference.note(backup, None if new is None else new.detach())
+        new = backup if new is None else new
+        with torch.no_grad():
+            tensor.copy_(new)
+        self._swapped = (tensor, backup, new, tensor._version)
+
+    def swap_back(self) -> None:
+        if self._swapped is None:
+            return
+        tensor, backup, new, version = self._swapped
+        self._swapped = None
+        self.overwritten = tensor._version != version and not torch.equal(tensor, new)  # an inner session may write too
+        with torch.no_grad():
+            tensor.copy_(backup)
+        module, name = self.site.module, self.site.address.name.rpartition(".")[2]
+        if module is not None and module._buffers.get(name, tensor) is not tensor:
+            module._buffers[name] = tensor
+            self.overwritten = True
+
+
+class PlainEdit(Edit):
+    """The common case without a detour: a ready-made change of a module's whole output, at every call."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        scope = self.scope
+        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task or may_be_checkpointed():
+            return super().__call__(module, args, last)
+        call = self.calls
+        self.calls = call + 1
+        try:
+            new = self.change(last)
+        except Exception as error:
+            _blame(error, self.site.at(call))
+            raise
+        if new.shape != last.shape or new.dtype != last.dtype:
+            check_alike(last, new, self.site.at(call))
+        self.applied += 1
+        self.difference.note(last, new)
+        return new
+
+
+class edit:
+    """Change the value or gradient at each address while the block runs.
+
+        with edit(model, {"layer3": lambda v: v * 0, "grad(layer2)": clip_norm(1.0)}) as edits:
+            model(x).sum().backward()
+        print(edits.report())
+
+    A change is a function `f(value)` or `f(value, site)` that returns the new value, or None where it wrote into the
+    one it was given (a copy) or leaves it; a tensor or a number, which takes its place; a list of changes, made in
+    turn; or one of `tenterhook.changes`. Parameters and buffers are changed on entering and restored on leaving.
+    `frozen=True` gives values that need no gradient one all the same, so that it can be edited. `reduced=True`
+    edits the gradients of parameters in `.grad` when the backward is over, after DDP's reduction, not before it.
+    """
+
+    def __init__(
+        self, model: nn.Module | Tensor | Node, changes: Changes, *, frozen: bool = False, reduced: bool = False
+    ) -> None:
+        model = searchable(model, "edit")
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"edit needs a dict of selector: change, got {type(changes).__name__}")
+        self._model = model  # sites refer to it weakly
+        self._session = Session(model, frozen=frozen)
+        self._session.reduced = reduced
+        self._groups: list[tuple[Selector, list[Edit]]] = []
+        for selector, change in changes.items():
+            try:
+                made = as_change(change)
+            except TypeError as error:
+                raise TypeError(f"{selector}: {error}") from None
+            taps = [_tap(site, made, self._session.scope) for site in resolve(model, selector)]
+            self._groups.append((selector, taps))
+        self._session.taps = [tap for _, taps in self._groups for tap in taps]
+
+    def __enter__(self) -> "edit":
+        self._session.__enter__()
+        for tap in self._session.taps:
+            if tap.missed and not tap.site.wide and tap.site.kind != "module":
+                self._session.__exit__(None)
+                raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._session.__exit__(kind, *rest)
+        if kind is None:
+            self._complain()
+
+    def _complain(self) -> None:
+        for tap in self._session.taps:
+            if tap.overwritten:
+                what = (
+                    "was changed inside the block (by an optimizer, or the model itself) and is restored all the same"
+                )
+                warnings.warn(f"{tap.site} {what}", TenterhookWarning, stacklevel=3)
+        for selector, taps in self._groups:
+            if any(tap.applied for tap in taps):
+                continue
+            why = self._session.why_silent(taps[0])
+            if taps[0].site.address.grad and "torch.no_grad()" in why:
+                raise EditError(f"{selector} was never edited: {why}; run it with gradients")
+            warnings.warn(f"{taps[0].site} was never edited: {why}", TenterhookWarning, stacklevel=3)
+
+    def report(self) -> Report:
+        """Per address: how often it was applied and how much it changed, or why it never was."""
+        for tap in self._session.taps:
+            if tap.difference.is_none:
+                tap.note = "this edit changed nothing"
+        return self._session.report((tap, f"{tap.change}: {tap.difference}") for tap in self._session.taps)
+
+    def save(self, file: str | File) -> None:
+        """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""
+        from tenterhook._edit_file import save
+
+        save(file, list(self._pairs()))
+
+    def _pairs(self) -> Iterator[tuple[str, Change | Function]]:
+        for selector, taps in self._groups:
+            for address in [selector] if isinstance(selector, str) else [str(tap.site) for tap in taps]:
+                yield address, taps[0].change
+
+
+def _tap(site: Site, change: Change | Function, scope: Scope) -> Edit:
+    if not known_when_made(site.address.call):
+        raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
+    plain = site.kind == "module" and site.address[3:] == ("out", (), None, False)
+    if plain and isinstance(change, Change) and not change.takes_site and change.name != "any_shape":
+        return PlainEdit(site, change, scope)
+    return Edit(site, change, scope)
+
+
+def _others(value: Any, part: Any) -> set[int]:
+    """The tensors of a value that are also somewhere else in it than in a part."""
+    inside: dict[int, int] = {}
+    for _, tensor in leaves(part):
+        inside[id(tensor)] = inside.get(id(tensor), 0) + 1
+    everywhere: dict[int, int] = {}
+    for _, tensor in leaves(value):
+        everywhere[id(tensor)] = everywhere.get(id(tensor), 0) + 1
+    return {key for key, count in everywhere.items() if count > inside.get(key, count)}
+
+
+def _is_older(tensor: Tensor, since: int | None) -> bool:
+    """Whether a module's output was there before the call: its input, handed on, or something that it keeps."""
+    if since is None:
+        return False
+    return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since
+
+
+def check_alike(old: Any, new: Any, site: Site) -> None:
+    """The model goes on with what it would have got: the same structure, shapes and dtypes."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    if isinstance(old, Tensor) != isinstance(new, Tensor) or before.keys() != after.keys():
+        raise EditError(f"the change at {site} made {describe(new)} of {describe(old)}; it must have the same leaves")
+    for path, tensor in before.items():
+        other = after[path]
+        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+            where = site.at(site.address.call, path) if path else site  # type: ignore[arg-type]
+            hint = "" if site.address.grad or site.kind != "module" else "; if you mean that, wrap it in any_shape(...)"
+            raise EditError(f"the change at {where} made {describe(other)} of {describe(tensor)}{hint}")
+
+
+def _blame(error: Exception, site: Site) -> None:
+    """Put the address into the message of somebody's exception, whatever its type."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} (in the change at {site})",)
+    else:
+        error.add_note(f"in the change at {site}")

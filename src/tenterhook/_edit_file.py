@@ -1,0 +1,94 @@
+"""Ready-made edits in a file: tensors as safetensors, all else as JSON in its header. No code, no pickle."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenterhook._errors import EditError
+from tenterhook.changes import KINDS, Change, Function
+
+_KEY = "tenterhook.edits"
+_VERSION = 1
+
+
+def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> None:
+    """Write some edits, each an address and a change."""
+    tensors: dict[str, Tensor] = {}
+    written = []
+    for address, change in edits:
+        try:
+            written.append([address, _encode(change, tensors)])
+        except TypeError as error:
+            raise EditError(f"{address} cannot be saved: {error}") from None
+    header = json.dumps({"version": _VERSION, "edits": written})
+    _safetensors().torch.save_file(tensors, file, metadata={_KEY: header})
+
+
+def load_edits(file: str | Path) -> dict[str, Change]:
+    """The edits that `edits.save(file)` wrote, as `edit` takes them.
+
+    with edit(model, load_edits("steering.safetensors")):
+        model(x)
+    """
+    with _safetensors().safe_open(file, framework="pt") as opened:
+        header = (opened.metadata() or {}).get(_KEY)
+        if header is None:
+            raise EditError(f"{file} holds no edits; write them with `edits.save(...)`")
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    try:
+        content = json.loads(header)
+        if content["version"] != _VERSION:
+            raise EditError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
+        return {str(address): _decode(change, tensors) for address, change in content["edits"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise EditError(f"{file} cannot be read as edits: {error}") from error
+
+
+def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
+    if x is None or isinstance(x, bool | int | float | str):
+        return x
+    if isinstance(x, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = x.detach().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+    if isinstance(x, Change):
+        return {"change": x.name, "arguments": {key: _encode(value, tensors) for key, value in x.arguments.items()}}
+    if isinstance(x, slice):
+        return {"slice": [_encode(end, tensors) for end in (x.start, x.stop, x.step)]}
+    if x is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(x, tuple | list):
+        return {type(x).__name__: [_encode(one, tensors) for one in x]}
+    if isinstance(x, Function):
+        raise TypeError(f"its change is a function ({x}), and a file holds no code; use one of tenterhook.changes")
+    raise TypeError(f"a {type(x).__name__} has no place in a file")
+
+
+def _decode(x: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(x, dict):
+        return x
+    (kind, content), *rest = x.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "change":
+        if content not in KINDS:
+            raise ValueError(f"there is no change called {content!r}; there are {', '.join(KINDS)}")
+        return KINDS[content](**{key: _decode(value, tensors) for key, value in dict(rest)["arguments"].items()})
+    if kind == "ellipsis":
+        return Ellipsis
+    parts = [_decode(one, tensors) for one in content]
+    kinds: dict[str, Any] = {"slice": lambda ends: slice(*ends), "tuple": tuple, "list": list}
+    return kinds[kind](parts)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError:
+        raise ImportError('edits in files need safetensors: pip install "tenterhook[safetensors]"') from None
+    return safetensors

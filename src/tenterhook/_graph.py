@@ -1,0 +1,108 @@
+"""The autograd graph as something with addresses: `grad_fn` nodes in place of modules.
+
+    capture(loss, "grad(0.1)", "grad(**<AddmmBackward0>:in)")
+
+`.` is the node that made the tensor, `0.1` the second of what made its first input, and so on, as in
+`next_functions`. A node has gradients only: of its outputs (`grad(0)`), as they come to it, and of its inputs
+(`grad(0:in)`), as they leave it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from tenterhook._address import Address, parse
+from tenterhook._errors import AddressError, close_matches
+from tenterhook._sites import Site, check_model
+
+
+class Step:
+    """A node that can be referred to weakly, as torch's own cannot."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+class Graph:
+    """The nodes behind a tensor, by name; of several ways to a node the first counts."""
+
+    def __init__(self, tensor: Tensor | Node) -> None:
+        root = tensor.grad_fn if isinstance(tensor, Tensor) else tensor
+        if root is None:
+            raise TypeError("this tensor was not computed from others (its grad_fn is None), so it has no graph")
+        self.steps = {name: Step(node) for name, node in _walk(root)}
+
+    def modules(self) -> Iterator[Any]:
+        """For a session, which looks through a model's modules: a graph has none."""
+        return iter(())
+
+    def resolve(self, text: Any) -> list[Site]:
+        """The sites that an address means, or an AddressError that helps."""
+        if not isinstance(text, str):
+            raise TypeError(f"in a graph a selector is an address such as 'grad(.)' or 'grad(0.1:in)', got {text!r}")
+        address = parse(text)
+        if not address.grad:
+            raise AddressError(f"{text}: a graph node has no value, only gradients; ask for grad({text})")
+        whole = address.pattern().fullmatch
+        found = [
+            Site(Address(name, None, "", *address[3:]), step, "node", address.is_glob)
+            for name, step in self.steps.items()
+            if whole("" if name == "." else f"{name}.") and address.cls in (None, step.node.name())
+        ]
+        if not found:
+            near = close_matches(address.cls or address.name, [step.node.name() for step in self.steps.values()])
+            have = ", ".join(near or self._some())
+            raise AddressError(f"nothing in this graph answers to {text!r}; its nodes are {have}")
+        return found
+
+    def _some(self) -> list[str]:
+        names = [f"{name} ({step.node.name()})" for name, step in self.steps.items()]
+        return names[:8] + ["…"] * (len(names) > 8)
+
+
+def searchable(model: Any, verb: str) -> Any:
+    """What addresses are looked up in: a model itself, or the graph behind a tensor."""
+    if isinstance(model, Tensor | Node):
+        return Graph(model)
+    check_model(model, verb)
+    return model
+
+
+class NodeHooks:
+    """The hooks on one node, for a tap."""
+
+    def __init__(self, tap: Any) -> None:
+        self.tap = tap
+
+    def outputs(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Before the node runs: the gradients of its outputs."""
+        asked = self.tap.site.address.leaf
+        if not asked and len(grads) > 1:
+            self.tap.expect(grads, 0)
+        new = list(grads)
+        for k, grad in enumerate(grads):
+            if asked in ((), (k,)):
+                changed = self.tap.arrive(0, () if asked or len(grads) == 1 else (k,), grad)
+                new[k] = grad if changed is None else changed
+        if asked and asked[0] not in range(len(grads)):
+            self.tap.missed = f"the node has {len(grads)} of these, counted from [0]"
+        return tuple(new) if any(a is not b for a, b in zip(new, grads, strict=True)) else None
+
+    def inputs(self, grads: tuple[Tensor | None, ...], outputs: object) -> tuple[Tensor | None, ...] | None:
+        """After the node has run: the gradients of its inputs."""
+        return self.outputs(grads)
+
+
+def _walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Breadth first, so that the shortest name of a node is the one that counts."""
+    visited = {root}
+    todo: list[tuple[str, Node]] = [(".", root)]
+    for name, node in todo:
+        yield name, node
+        prefix = "" if name == "." else f"{name}."
+        for i, (following, _) in enumerate(node.next_functions):
+            if following is not None and following not in visited:
+                visited.add(following)
+                todo.append((f"{prefix}{i}", following))

@@ -1,0 +1,295 @@
+"""Ready-made changes for `edit`: data, not code, so that they can be printed, compared and saved.
+
+    from tenterhook.changes import add, at, clip_norm, scale, zero
+
+    edit(model, {"layer3": scale(0.5), "h.5": add(vector), "grad(layer2)": clip_norm(1.0)})
+    edit(model, {"attn": at((..., slice(0, 64)), zero())})           # one head's columns
+
+Each is a function of one tensor that returns a new one of the same shape and dtype. What they replace stays in
+the graph with a gradient of zero, so that a backward pass finds every parameter that it would find otherwise.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+from tenterhook._sites import Site
+from tenterhook._tree import itself, leaves, rebuild, version_of
+
+Number = int | float
+Dims = int | tuple[int, ...]
+P = ParamSpec("P")
+KINDS: dict[str, Callable[..., "Change"]] = {}
+
+
+class Change:
+    """One ready-made change: its name and its arguments. Call it with a tensor."""
+
+    def __init__(self, name: str, function: Callable[..., Tensor], arguments: dict[str, Any]) -> None:
+        self.name = name
+        self.arguments = arguments
+        self._function = function
+        inner = [x for key in ("change", "changes") if key in arguments for x in _as_tuple(arguments[key])]
+        tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
+        self.takes_site = bool(inner)
+        self.is_pure = (  # whether it makes the same of the same value at any time
+            all(change.is_pure for change in inner)
+            and not any(x.requires_grad for x in tensors)
+            and not (name == "noise" and arguments["seed"] is None)
+        )
+        self._has_tensors = bool(tensors)
+        self._moved: dict[Any, Tensor] = {}  # tensors among the arguments, where the values are
+
+    def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
+        """What it makes of a value."""
+        if self.takes_site:
+            return self._function(value, **self.arguments, site=site)
+        if self._has_tensors:
+            return self._function(value, **{name: self._to(x, value) for name, x in self.arguments.items()})
+        return self._function(value, **self.arguments)
+
+    def _to(self, x: Any, value: Tensor) -> Any:
+        """An argument on the device and in the dtype of the value; what can be kept is moved once."""
+        if not isinstance(x, Tensor):
+            return x
+        dtype = value.dtype if x.is_floating_point() or x.is_complex() else x.dtype
+        if (x.device, x.dtype) == (value.device, dtype):
+            return x
+        if x.requires_grad or x.is_inference():
+            return x.to(value.device, dtype)
+        key = (id(x), x._version, value.device, dtype)
+        if key not in self._moved:
+            self._moved[key] = x.to(value.device, dtype)
+        return self._moved[key]
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(_short, self.arguments.values()))})"
+
+
+class Function:
+    """Somebody's own function as a change. It gets a copy, so that writing into it reaches nobody else."""
+
+    is_pure = False
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.takes_site = _takes_site(function)
+
+    def __call__(self, value: Any, site: Site | None = None) -> Any:
+        """What the function makes of a value; the value itself where it leaves it."""
+        shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
+        before = [(id(tensor), version_of(tensor)) for _, tensor in leaves(shown)]
+        new = self.function(shown, site) if self.takes_site else self.function(shown)
+        if new is not None and new is not shown:
+            return new
+        after = [(id(tensor), version_of(tensor)) for _, tensor in leaves(shown)]
+        unknown = any(tensor.is_inference() for _, tensor in leaves(shown))  # these do not tell when they change
+        return shown if unknown or before != after else value
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Change]:
+    """Turn a function of a tensor and some arguments into one of the arguments that gives a Change."""
+    signature = inspect.signature(function)
+    known = [p for p in signature.parameters.values() if p.name != "site"]
+    rest = signature.replace(parameters=known[1:], return_annotation=Change)
+
+    @functools.wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Change:
+        bound = rest.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name in arguments.keys() & {"change", "changes"}:
+            inner = arguments[name]
+            arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
+        return Change(function.__name__, function, arguments)
+
+    make.__signature__ = rest  # type: ignore[attr-defined]
+    KINDS[function.__name__] = make
+    return make
+
+
+def as_change(change: Any) -> Change | Function:
+    """What may stand for a change, as one: a tensor, a number, a list of changes, a function."""
+    if isinstance(change, Change | Function):
+        return change
+    if isinstance(change, Tensor | int | float):
+        return replace(change)
+    if isinstance(change, list | tuple):
+        return in_turn(change)
+    if change in KINDS.values():
+        try:
+            return change()  # zero in place of zero()
+        except TypeError:
+            needs = str(inspect.signature(change)).partition(" ->")[0]
+            raise TypeError(f"{change.__name__} needs its arguments: {change.__name__}{needs}") from None
+    if callable(change):
+        return Function(change)
+    what = "a function of the value, a tensor, a number or one of tenterhook.changes"
+    raise TypeError(f"a change is {what}, got {type(change).__name__}")
+
+
+def _takes_site(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # many of torch's own
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in positional if p.default is p.empty]
+    return len(needed) >= 2 or any(p.name == "site" for p in positional[1:2])
+
+
+@ready
+def zero(value: Tensor) -> Tensor:
+    """Nothing but zeros."""
+    return _filled(value, 0)
+
+
+@ready
+def ones(value: Tensor) -> Tensor:
+    """Nothing but ones."""
+    return _filled(value, 1)
+
+
+@ready
+def replace(value: Tensor, by: Tensor | Number) -> Tensor:
+    """Another tensor, or a number everywhere. A tensor that broadcasts to the value's shape will do."""
+    if not isinstance(by, Tensor):
+        return _filled(value, by)
+    try:
+        whole = by.expand(value.shape)
+    except RuntimeError:
+        raise ValueError(f"the replacement has shape {_times(by)}, the value {_times(value)}") from None
+    return _instead(value, whole)
+
+
+@ready
+def scale(value: Tensor, by: Tensor | Number) -> Tensor:
+    """The value times a number, or times a tensor that broadcasts."""
+    return value * by
+
+
+@ready
+def add(value: Tensor, vector: Tensor | Number, times: Number = 1.0) -> Tensor:
+    """The value plus a vector, as in steering; `times` says how much of it."""
+    return value + (vector if times == 1.0 else vector * times)
+
+
+@ready
+def clamp(value: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
+    """The value held between two bounds."""
+    return value.clamp(min, max)
+
+
+@ready
+def noise(value: Tensor, std: Number, seed: int | None = None) -> Tensor:
+    """The value plus normal noise: with a seed the same each time, without one from torch's own generator."""
+    if seed is None:
+        return value + torch.randn_like(value) * std
+    generator = torch.Generator(value.device).manual_seed(seed)
+    return value + torch.randn(value.shape, generator=generator, dtype=value.dtype, device=value.device) * std
+
+
+@ready
+def mean(value: Tensor, dim: Dims) -> Tensor:
+    """The mean over some dimensions, in place of each value along them; `mean(0)`: over the rows of the batch."""
+    return value.mean(dim, keepdim=True).expand_as(value).clone()
+
+
+@ready
+def resample(value: Tensor, rows: Tensor, seed: int = 0) -> Tensor:
+    """For each row of the value a random row of another capture; the same ones at each call with the same seed."""
+    if rows.shape[1:] != value.shape[1:] or not len(rows):
+        raise ValueError(f"the rows to draw from have shape {_times(rows)}, the value {_times(value)}")
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same rows on every device
+    drawn = torch.randint(len(rows), (len(value),), generator=generator)
+    return _instead(value, rows[drawn.to(value.device)])
+
+
+def project_out(direction: Tensor, dim: int = -1) -> Change:
+    """The value without its part along a direction, or along the plane of several (one a row)."""
+    rows = torch.atleast_2d(direction.detach()).to(_at_least_float32(direction))
+    _, size, basis = torch.linalg.svd(rows, full_matrices=False)
+    basis = basis[size > size.max() * len(rows) * torch.finfo(rows.dtype).eps]
+    return Change("project_out", _project_out, {"direction": basis, "dim": dim})
+
+
+KINDS["project_out"] = project_out
+
+
+def _project_out(value: Tensor, direction: Tensor, dim: int) -> Tensor:
+    along = value.movedim(dim, -1)
+    if direction.shape[-1] != along.shape[-1]:
+        raise ValueError(f"the direction has {direction.shape[-1]} entries, the value {along.shape[-1]} along {dim}")
+    return (along - along @ direction.mH @ direction).movedim(-1, dim)
+
+
+@ready
+def clip_norm(value: Tensor, max_norm: Number, dim: Dims | None = None) -> Tensor:
+    """Scaled down where its 2-norm is over a limit; with `dim` each row by itself."""
+    norm = torch.linalg.vector_norm(value, dim=dim, keepdim=dim is not None, dtype=_at_least_float32(value))
+    tiny = torch.finfo(norm.dtype).tiny
+    return value * (max_norm / norm.clamp(min=tiny)).clamp(max=1.0).to(value.dtype.to_real())
+
+
+@ready
+def reverse(value: Tensor, times: Number = 1.0) -> Tensor:
+    """Times −1, or −`times`: at a gradient, the reversal layer of domain-adversarial training."""
+    return value * -times
+
+
+@ready
+def at(value: Tensor, index: Any, change: Any, site: Site | None = None) -> Tensor:
+    """A change at some positions only: `at((slice(None), 5), zero())` is `value[:, 5] = 0` on a copy."""
+    out = value.clone()
+    out[index] = change(value[index], site)
+    return out
+
+
+@ready
+def in_turn(value: Tensor, changes: Any, site: Site | None = None) -> Tensor:
+    """Several changes, one after the other; a list in place of a change means this."""
+    for change in changes:
+        value = change(value, site)
+    return value
+
+
+@ready
+def any_shape(value: Tensor, change: Any, site: Site | None = None) -> Tensor:
+    """A change whose result may have another shape or dtype than the value."""
+    return change(value, site)
+
+
+def _filled(value: Tensor, number: Number) -> Tensor:
+    return value.masked_fill(torch.ones((), dtype=torch.bool, device=value.device), number)
+
+
+def _instead(value: Tensor, other: Tensor) -> Tensor:
+    """The other tensor, in memory of its own; the value keeps its place in the graph."""
+    if not (torch.is_grad_enabled() and value.requires_grad):
+        return other.clone(memory_format=torch.contiguous_format)
+    return torch.where(torch.ones((), dtype=torch.bool, device=value.device), other, value)
+
+
+def _at_least_float32(value: Tensor) -> torch.dtype:
+    return torch.promote_types(value.dtype, torch.float32)
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _times(x: Tensor) -> str:
+    return "×".join(map(str, x.shape)) or "scalar"
+
+
+def _short(x: Any) -> str:
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_short, x))})"
+    return f"<{_times(x)} {str(x.dtype).removeprefix('torch.')}>" if isinstance(x, Tensor) else repr(x)

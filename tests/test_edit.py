@@ -1,0 +1,661 @@
+"""edit: values at outputs, inputs, leaves, calls, parameters and buffers; what must not leak; what is refused."""
+
+import copy
+import threading
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from tenterhook import AddressError, EditError, TenterhookWarning, capture, edit
+from tenterhook.changes import add, any_shape, at, ones, replace, scale, zero
+
+
+class Net(nn.Module):
+    """A residual net whose output is easy to write down again with an edit in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, after_a=lambda v: v, into_b=lambda v: v, after_drop=lambda v: v):
+        h = after_a(self.a(x))
+        r = h + self.b(into_b(h)).tanh()
+        return self.c(self.act(after_drop(self.drop(r)))) + h.sum(-1, keepdim=True)
+
+
+@pytest.fixture
+def net():
+    return Net().eval()
+
+
+X = torch.randn(3, 4)
+CHANGES = {
+    "new tensor": lambda v: v * 3,
+    "in place": lambda v: v.mul_(3),
+    "in place, None": lambda v: (v.mul_(3), None)[1],
+    "part in place": lambda v: (v[:, 0].fill_(0), None)[1],
+    "with site": lambda v, site: v * 3 if site.address.call == 0 else v,
+    "ready-made": scale(3.0),
+    "ready-made at": at((slice(None), 0), zero()),
+    "list": [scale(2.0), lambda v: v + 1, 0.5],
+    "tensor": torch.full((3, 4), 0.5),
+    "number": 0.25,
+}
+
+
+def by_hand(change):
+    """The same change as a plain function of a tensor, for the model's own source."""
+
+    def f(v):
+        v = v.clone()
+        if isinstance(change, list):
+            return (v * 2 + 1) * 0 + 0.5
+        if isinstance(change, torch.Tensor | float):
+            return v * 0 + change
+        if change is CHANGES["with site"] or change is CHANGES["ready-made"]:
+            return v * 3
+        if change is CHANGES["ready-made at"]:
+            return torch.cat([v[:, :1] * 0, v[:, 1:]], 1)
+        new = change(v)
+        return v if new is None else new
+
+    return f
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("where", ["a", "b:in", "b:in[0]", "b:in[input]", "drop"])
+def test_an_edit_equals_the_same_edit_written_into_the_source(net, where, change):
+    place = {"a": "after_a", "drop": "after_drop"}.get(where, "into_b")
+    x = X.clone().requires_grad_()
+    truth = net(x, **{place: by_hand(change)})
+    truth_grads = torch.autograd.grad(truth.pow(2).sum(), [x, *net.parameters()], allow_unused=True)
+    with edit(net, {where: change}) as edits:
+        out = net(x)
+    grads = torch.autograd.grad(out.pow(2).sum(), [x, *net.parameters()], allow_unused=True)
+    torch.testing.assert_close(out, truth)
+    for mine, theirs in zip(grads, truth_grads, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert next(iter(edits.report()))[1] == "1×"
+
+
+def test_edits_act_on_the_users_own_calls_and_end_with_the_block(net):
+    plain = net(X)
+    with edit(net, {"a": zero()}):
+        edited = net(X)
+    assert not torch.equal(plain, edited)
+    assert torch.equal(net(X), plain)
+
+
+def test_none_and_the_value_itself_leave_it_as_it_is(net):
+    plain = net(X)
+    with edit(net, {"a": lambda v: None, "b": lambda v: v, "c:in": lambda v: print(end="")}) as edits:
+        assert torch.equal(net(X), plain)
+    assert all("max |Δ| 0" in what for _, _, what in edits.report())
+    assert "changed nothing" in str(edits.report())
+
+
+@pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval(), nn.Flatten(1)], ids=str)
+@pytest.mark.parametrize("change", [lambda v: v.mul_(0), lambda v: (v.fill_(7), None)[1], zero(), scale(2.0)])
+def test_an_edit_of_what_is_handed_on_does_not_reach_its_input(module, change):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.through = nn.Linear(4, 4), module
+
+        def forward(self, x):
+            h = self.first(x)
+            return h, self.through(h)
+
+    model = Model()
+    plain, _ = model(X)
+    with edit(model, {"through": change}), capture(model, "first", "through:in", "through") as seen:
+        first, through = model(X)
+    assert torch.equal(first, plain) and torch.equal(seen["first"], plain) and torch.equal(seen["through:in"], plain)
+    assert torch.equal(seen["through"], through) and not torch.equal(through, plain)
+
+
+def test_one_leaf_of_a_structure_and_the_same_tensor_beside_it():
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return {"a": y, "b": [y, (y,)]}
+
+    model = nn.Sequential(Twice())
+    with edit(model, {"0[b][1][0]": zero()}):
+        out = model(X)
+    assert torch.equal(out["a"], X * 2) and torch.equal(out["b"][0], X * 2)
+    assert torch.equal(out["b"][1][0], torch.zeros(3, 4))
+    assert type(out) is dict and type(out["b"]) is list and type(out["b"][1]) is tuple
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Box:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Pair, Box, lambda a, b: [a, b], lambda a, b: {"left": a, "right": b}])
+def test_leaves_by_name_and_position_keep_the_type(kind):
+    class Model(nn.Module):
+        def forward(self, x):
+            return kind(x, x + 1)
+
+    model = Model()
+    key = 1 if isinstance(kind(0, 0), list) else "right"
+    with edit(model, {f".[{key}]": scale(-1.0)}):
+        out = model(X)
+    assert type(out) is type(kind(X, X))
+    left, right = (
+        (out[0], out[1]) if isinstance(out, list | tuple) else vars(out).values() if kind is Box else out.values()
+    )
+    assert torch.equal(left, X) and torch.equal(right, -(X + 1))
+
+
+def test_a_function_may_change_a_whole_structure():
+    lstm = nn.LSTM(4, 4, batch_first=True)
+    x = torch.randn(2, 3, 4)
+    plain, (h, c) = lstm(x)
+
+    def swap(value):
+        out, (h, c) = value
+        return out * 2, (c, h)
+
+    with edit(lstm, {".": swap}):
+        out, (first, second) = lstm(x)
+    assert torch.equal(out, plain * 2) and torch.equal(first, c) and torch.equal(second, h)
+    with edit(lstm, {".": lambda v: (v[0].zero_(), None)[1]}):
+        out, (first, _) = lstm(x)
+    assert not out.any() and torch.equal(first, h)
+
+
+def test_a_ready_made_change_of_a_structure_wants_one_tensor():
+    lstm = nn.LSTM(4, 4)
+    with pytest.raises(EditError, match=r"zero\(\) changes one tensor.*tuple.*\[0\], \[1\]\[0\].*at \.@0"):
+        with edit(lstm, {".": zero()}):
+            lstm(torch.randn(2, 3, 4))
+
+    class Alone(nn.Module):
+        def forward(self, x):
+            return (x, None)
+
+    model = Alone()
+    with edit(model, {".": zero()}):
+        out, nothing = model(X)
+    assert not out.any() and nothing is None
+
+
+class Keywords(nn.Module):
+    def forward(self, x, /, scale, *, shift=None, extra=()):
+        return x * scale + (0 if shift is None else shift) + sum(extra)
+
+
+@pytest.mark.parametrize(
+    ("address", "truth"),
+    [
+        (".:in[0]", 0 * 2 + 3 + 4 + 5),
+        (".:in[scale]", 1 * 0 + 3 + 4 + 5),
+        (".:in[1]", 1 * 0 + 3 + 4 + 5),
+        (".:in[shift]", 1 * 2 + 0 + 4 + 5),
+        (".:in[extra][1]", 1 * 2 + 3 + 4 + 0),
+    ],
+)
+@pytest.mark.parametrize("keyword", [True, False])
+def test_inputs_by_position_and_name_however_they_are_passed(address, truth, keyword):
+    model, t = Keywords(), torch.tensor
+    extra = (t(4.0), t(5.0))
+    with edit(model, {address: zero()}):
+        if keyword:
+            out = model(t(1.0), scale=t(2.0), shift=t(3.0), extra=extra)
+        else:
+            out = model(t(1.0), t(2.0), shift=t(3.0), extra=extra)
+    assert out == truth
+    assert extra[1] == 5.0
+
+
+def test_all_inputs_at_once_as_a_function_sees_them():
+    model, t = Keywords(), torch.tensor
+    with edit(model, {".:in": lambda given: {**given, "shift": t(100.0)}}):
+        assert model(t(1.0), t(2.0), shift=t(3.0)) == 102.0
+
+    class Two(nn.Module):
+        def forward(self, a, b):
+            return a - b
+
+    two = Two()
+    with edit(two, {".:in": lambda given: (given[1], given[0])}):
+        assert two(t(5.0), t(3.0)) == -2.0
+
+
+def test_single_calls():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.step = nn.Identity()
+
+        def forward(self, x):
+            return torch.stack([self.step(x + i) for i in range(5)])
+
+    model, x = Loop(), torch.zeros(())
+    with edit(model, {"step@1": 10.0, "step@3:": lambda v, site: v + 100 * site.address.call}) as edits:
+        assert model(x).tolist() == [0, 10, 2, 303, 404]
+    assert [(address, fired) for address, fired, _ in edits.report()] == [("step@1", "1×"), ("step@3:", "2×")]
+    for address in ("step@-1", "step@-2:", "step@:-1"):
+        with pytest.raises(AddressError, match="known only afterwards"):
+            edit(model, {address: zero()})
+
+
+def test_what_a_session_before_sees_and_what_one_inside_sees(net):
+    plain = capture.once(net, X, "a")
+    with capture(net, "a", "b:in") as outside, edit(net, {"a": scale(2.0)}) as outer:
+        with edit(net, {"a": add(1.0)}), capture(net, "a", "b:in") as inside:
+            net(X)
+    assert torch.equal(outside["a"], plain)
+    assert torch.equal(inside["a"], plain * 2 + 1)
+    assert torch.equal(inside["b:in"], plain * 2 + 1) and torch.equal(outside["b:in"], plain * 2 + 1)
+    assert outer.report().silent == []
+
+
+def test_two_addresses_of_one_session_at_one_site_act_in_the_order_written(net):
+    plain = capture.once(net, X, "a")
+    with edit(net, {"a": scale(2.0), "*<Linear>": lambda v: v + 1}), capture(net, "a") as seen:
+        net(X)
+    assert torch.equal(seen["a"], plain * 2 + 1)
+
+
+# Parameters and buffers
+
+
+def test_parameters_and_buffers_are_changed_and_restored_bit_for_bit():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    before = copy.deepcopy(model.state_dict())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].weight.mul_(0.5)
+        twin[1].running_mean.fill_(3.0)
+    with edit(model, {"0.weight": scale(0.5), "1.running_mean": 3.0, "0.bias": lambda b: None}) as edits:
+        assert torch.equal(model(X), twin(X))
+        assert torch.equal(model[0].weight, twin[0].weight)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
+    assert [fired for _, fired, _ in edits.report()] == ["1×", "1×", "1×"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_parameters_are_restored_when_the_block_fails(error):
+    model = nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    with pytest.raises(error), edit(model, {"weight": zero()}):
+        assert not model.weight.any()
+        raise error
+    assert torch.equal(model.weight, before)
+
+
+def test_a_failure_while_entering_restores_what_was_changed_already():
+    model = nn.Linear(4, 4)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"boom \(in the change at bias@0\)"):
+        with edit(model, {"weight": zero(), "bias": raises}):
+            pytest.fail("never entered")
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
+
+
+def raises(value):
+    raise ValueError("boom")
+
+
+def test_nested_edits_of_one_parameter():
+    model = nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    with edit(model, {"weight": scale(2.0)}):
+        with edit(model, {"weight": add(1.0)}):
+            assert torch.equal(model.weight, before * 2 + 1)
+        assert torch.equal(model.weight, before * 2)
+    assert torch.equal(model.weight, before)
+
+
+def test_an_optimizer_step_inside_is_undone_with_a_warning():
+    model = nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(TenterhookWarning, match="weight was changed inside the block"):
+        with edit(model, {"weight": scale(2.0)}):
+            model(X).sum().backward()
+            optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_a_buffer_that_the_model_replaces_comes_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(1))
+
+        def forward(self, x):
+            self.n = self.n + 1
+            return x + self.n
+
+    model = Counter()
+    original = model.n
+    with pytest.warns(TenterhookWarning, match="n was changed inside"), edit(model, {"n": 10.0}):
+        assert model(torch.zeros(1)) == 11
+    assert model.n is original and model.n == 0
+
+
+def test_gradients_with_respect_to_a_changed_parameter_are_those_at_the_changed_value():
+    model = nn.Linear(4, 2)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.weight.mul_(2)
+    twin(X).pow(2).sum().backward()
+    with edit(model, {"weight": scale(2.0)}):
+        model(X).pow(2).sum().backward()
+    assert torch.equal(model.weight.grad, twin.weight.grad)
+
+
+def test_a_backward_after_the_parameter_was_restored_is_an_error():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with edit(model, {"1.weight": scale(2.0)}):
+        loss = model(X).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_tied_weights_are_one_parameter():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    model = Tied()
+    with edit(model, {"b.weight": zero()}):
+        assert not model.a.weight.any()
+
+
+def test_a_lazy_parameter_cannot_be_edited_yet():
+    model = nn.LazyLinear(2)
+    with pytest.raises(EditError, match="weight cannot be edited: it is not initialised"):
+        edit(model, {"weight": zero()}).__enter__()
+
+
+# What is refused, and how
+
+
+def test_another_shape_or_dtype_is_an_error_that_names_both(net):
+    with pytest.raises(EditError, match=r"the change at a@0 made 3×2 float32 of 3×4 float32; .*any_shape"):
+        with edit(net, {"a": lambda v: v[:, :2]}):
+            net(X)
+    with pytest.raises(EditError, match=r"b:in\[0\]@0 made 3×4 float64 of 3×4 float32"):
+        with edit(net, {"b:in[0]": lambda v: v.double()}):
+            net(X)
+    with pytest.raises(EditError, match=r"a@0 made 3×4 float32 of 3×4 bfloat16"):
+        with edit(net, {"a": lambda v: v.float()}), torch.autocast("cpu", torch.bfloat16):
+            net(X)
+    with pytest.raises(EditError, match="made tuple"), edit(net, {"a": lambda v: (v,)}):
+        net(X)
+    with pytest.raises(EditError, match=r"made 2×2 float32 of 4×4 float32"):
+        edit(net, {"a.weight": lambda w: w[:2, :2]}).__enter__()
+    with pytest.raises(ValueError, match=r"replacement has shape 5, the value 3×4 \(in the change at a@0\)"):
+        with edit(net, {"a": torch.zeros(5)}):
+            net(X)
+
+
+def test_another_shape_where_it_is_meant():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))
+    with edit(model, {"0": any_shape(lambda v: v[:2])}) as edits:
+        assert model(X).shape == (8,)
+    assert "nothing to compare" in str(edits.report())
+    with edit(model, {"0": any_shape(lambda v: v.double())}):
+        assert model(X).dtype == torch.float64
+
+
+@pytest.mark.parametrize("address", ["a", "b:in", "grad(a)", "grad(b:in)", "grad(c.weight)"])
+def test_an_exception_in_a_change_carries_the_address_and_leaves_the_model_as_it_was(net, address):
+    plain = net(X)
+    with pytest.raises(ValueError) as caught, edit(net, {address: raises}):
+        net(X.clone().requires_grad_()).sum().backward()
+    assert str(caught.value).startswith("boom (in the change at ") and address.rstrip(")") in str(caught.value)
+    assert torch.equal(net(X), plain)
+
+
+def test_an_exception_without_a_message_gets_a_note(net):
+    def fail(value):
+        raise OSError(2, "no such thing")
+
+    with pytest.raises(OSError) as caught, edit(net, {"a": fail}):
+        net(X)
+    assert caught.value.__notes__ == ["in the change at a@0"]
+
+
+def test_what_is_no_change_is_refused_at_once(net):
+    with pytest.raises(TypeError, match=r"a: a change is a function of the value, a tensor, .* got str"):
+        edit(net, {"a": "zero"})
+    with pytest.raises(TypeError, match=r"a: scale needs its arguments: scale\(by"):
+        edit(net, {"a": scale})
+    with pytest.raises(TypeError, match="edit needs a dict of selector: change, got str"):
+        edit(net, "a")
+    with pytest.raises(TypeError, match="needs a model"):
+        edit({"a": zero()}, net)
+    with pytest.raises(AddressError, match="did you mean act"):
+        edit(net, {"actt": zero()})
+
+
+def test_a_factory_without_arguments_may_go_without_its_brackets(net):
+    with edit(net, {"a": zero, "b": ones}), capture(net, "a", "b") as seen:
+        net(X)
+    assert not seen["a"].any() and (seen["b"] == 1).all()
+
+
+def test_an_edit_that_never_fired_warns_and_says_why(net):
+    with pytest.warns(TenterhookWarning, match="a was never edited: not reached"):
+        with edit(net, {"a": zero()}):
+            pass
+    with pytest.warns(TenterhookWarning, match=r"grad\(a\) was never edited: no backward inside"):
+        with edit(net, {"grad(a)": zero()}) as edits:
+            net(X)
+    assert edits.report().silent == ["grad(a)"]
+    with pytest.warns(TenterhookWarning, match="but not the call"), edit(net, {"a@3": zero()}):
+        net(X)
+    with edit(net, {"**": scale(1.0)}):  # of a wide selector, some may stay silent
+        net.c(X)
+
+
+def test_the_report_says_how_much_changed(net):
+    with edit(net, {"a": add(0.5), "b": lambda v: v - 2, "c": scale(1.0)}) as edits:
+        net(X)
+        net(X)
+    rows = {address: (fired, what) for address, fired, what in edits.report()}
+    assert rows["a"] == ("2×", "add(0.5, 1.0): max |Δ| 0.5, mean 0.5")
+    assert rows["b"] == ("2×", "<lambda>: max |Δ| 2, mean 2")
+    assert rows["c"] == ("2×", "scale(1.0): max |Δ| 0, mean 0")
+    assert "note: c: this edit changed nothing" in str(edits.report())
+
+
+def test_the_difference_is_right_although_the_value_is_overwritten_later():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    for change in (lambda v: v + 1, add(1.0), noise_like):
+        with edit(model, {"0": change}) as edits:
+            model(X)
+        ((_, _, what),) = edits.report()
+        assert what.endswith("max |Δ| 1, mean 1")
+
+
+def noise_like(value, site):
+    return value + torch.ones_like(value)
+
+
+def test_long_sessions_measure_now_and_then(net):
+    with edit(net, {"a": add(1.0)}) as edits, torch.no_grad():
+        for _ in range(100):
+            net(X)
+    assert "at 11 of 100 calls" in str(edits.report())  # the first 8, and 16, 32, 64
+
+
+def test_differences_of_infinities_integers_and_nothing():
+    class Model(nn.Module):
+        def forward(self, x):
+            return x
+
+    model = Model()
+    cases = [
+        (torch.tensor([-torch.inf, 1.0]), at(1, 3.0), "max |Δ| 2, mean 1"),
+        (torch.tensor([1, 2]), add(3), "max |Δ| 3, mean 3"),
+        (torch.tensor([True, False]), lambda v: ~v, "max |Δ| 1, mean 1"),
+        (torch.zeros(0), scale(2.0), "nothing to compare"),
+        (torch.tensor([3 + 4j]), zero(), "max |Δ| 5, mean 5"),
+    ]
+    for value, change, words in cases:
+        with edit(model, {".": change}) as edits:
+            model(value)
+        assert str(edits.report()).endswith(words) or words in str(edits.report())
+
+
+# Modes
+
+
+def test_no_grad_inference_mode_and_autocast(net):
+    truth = net(X, after_a=lambda v: v * 2)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        for change in (scale(2.0), lambda v: v * 2, lambda v: v.mul_(2), lambda v: (v.mul_(2), None)[1]):
+            with edit(net, {"a": change}) as edits, mode:
+                torch.testing.assert_close(net(X), truth)
+            assert "max |Δ| 0," not in str(edits.report())
+    with edit(net, {"a": add(torch.ones(4))}), torch.autocast("cpu", torch.bfloat16), capture(net, "a") as seen:
+        net(X)
+    assert seen["a"].dtype == torch.bfloat16
+
+
+def test_in_place_on_leaves_and_views():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(3, 4))
+            self.give, self.cut = nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return (self.give(self.table) * x).sum() + self.cut(x.view(-1)[2:6]).sum()
+
+    model, x = Model(), X.clone().requires_grad_()
+    wipe = lambda v: (v.zero_(), None)[1]  # noqa: E731
+    with edit(model, {"give": lambda v: v.mul_(3), "cut": wipe, "give:in": lambda v: v.add_(1)}):
+        out = model(x)
+    out.backward()
+    assert torch.allclose(out, (6 * x).sum()) and torch.equal(model.table, torch.ones(3, 4))
+    assert torch.allclose(model.table.grad, 3 * X) and torch.equal(x.grad, torch.full((3, 4), 6.0))
+
+
+def test_a_replacement_is_not_written_into_by_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    donor = torch.full((3, 4), -1.0)
+    for change in (donor, replace(donor), replace(donor[:1])):
+        with edit(model, {"0": change}):
+            model(X)
+            with torch.no_grad():
+                model(X)
+        assert (donor == -1).all()
+
+
+def test_gradients_reach_what_lies_before_a_replaced_value_as_zeros(net):
+    for change in (zero(), ones(), replace(torch.ones(3, 2)), replace(1.0), at((..., 0), zero())):
+        net.zero_grad()
+        with edit(net, {"c": change}), capture(net, "c", "grad(c)") as seen:
+            net(X).sum().backward()
+        assert seen["grad(c)"].shape == (3, 2)
+        assert net.c.weight.grad is not None and not net.c.weight.grad[0].any()
+
+
+def test_a_learnable_change_gets_its_gradient_and_its_new_value(net):
+    vector = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([vector], lr=1.0)
+    losses = []
+    with edit(net, {"a": add(vector)}):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = net(X).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert vector.grad.any() and len(set(losses)) == 3
+    truth = net(X, after_a=lambda v: v + vector)
+    with edit(net, {"a": add(vector)}):
+        torch.testing.assert_close(net(X), truth)
+
+
+def test_a_module_as_a_change(net):
+    autoencoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    with edit(net, {"a": autoencoder}):
+        edited = net(X)
+    torch.testing.assert_close(edited, net(X, after_a=autoencoder))
+
+
+def test_a_change_that_calls_the_model_itself_is_not_edited_again(net):
+    plain = net.a(X)
+    with edit(net, {"a": lambda v: v + net.a(X)}), capture(net, "a") as seen:
+        net(X)
+    torch.testing.assert_close(seen.calls("a")[-1], 2 * plain)
+
+
+def test_another_thread_is_left_alone(net):
+    plain = net(X)
+    results = []
+    with edit(net, {"a": zero()}):
+        thread = threading.Thread(target=lambda: results.append(net(X)))
+        thread.start()
+        thread.join()
+        assert not torch.equal(net(X), plain)
+    assert torch.equal(results[0], plain)
+
+
+def test_two_threads_edit_one_model_each_for_itself(net):
+    truth = {k: net(X, after_a=lambda v, k=k: v * k) for k in (2.0, 3.0)}
+    barrier, failures = threading.Barrier(2), []
+
+    def work(k):
+        for _ in range(50):
+            barrier.wait()
+            with edit(net, {"a": scale(k)}):
+                if not torch.allclose(net(X), truth[k]):
+                    failures.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in truth]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_torch_func_transforms(net):
+    vmapped = torch.vmap(lambda row: net(row))
+    with edit(net, {"a": scale(2.0)}) as edits:
+        out = vmapped(X)
+    torch.testing.assert_close(out, net(X, after_a=lambda v: v * 2))
+    assert edits.report()
+    with edit(net, {"a": lambda v: v * 2}):
+        grad = torch.func.grad(lambda x: net(x).sum())(X)
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(grad, torch.autograd.grad(net(x, after_a=lambda v: v * 2).sum(), x)[0])
+
+
+def test_a_copied_model_is_not_edited(net):
+    with edit(net, {"a": zero()}):
+        twin = copy.deepcopy(net)
+        assert not torch.equal(twin(X), net(X))
+
+
+def test_an_edit_holds_no_graph_and_no_model(net):
+    with edit(net, {"a": scale(2.0), "b": lambda v: v + 1}) as edits:
+        out = net(X.clone().requires_grad_())
+    kept = [t for tap in edits._session.taps for old, _, new in tap.difference._put_off for t in (old, new)]
+    assert not any(t.requires_grad for t in kept if t is not None)
+    del out

@@ -1,0 +1,314 @@
+"""Edits under activation checkpointing: the recomputation makes them again, even after the session is over."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from tenterhook import EditError, TenterhookWarning, capture, edit
+from tenterhook.changes import add, at, noise, ones, replace, reverse, scale, zero
+
+BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+X = torch.randn(3, 4)
+
+
+class Net(nn.Module):
+    """Three segments; `shared` runs in all of them, twice in each; `through` hands its input on."""
+
+    def __init__(self, reentrant=None):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.shared = nn.Linear(4, 4)
+        self.through = nn.Identity()
+        self.relu = nn.ReLU(inplace=True)
+        self.reentrant = reentrant
+
+    def segment(self, layer, x):
+        h = self.shared(layer(x)).tanh()
+        h = self.relu(self.shared(h)) * h
+        return self.through(h).sin() * h
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.reentrant is None:
+                x = self.segment(layer, x)
+            else:
+                x = checkpoint(self.segment, layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+EDITS = {
+    "output": {"layers.1": scale(2.0)},
+    "function": {"layers.1": lambda v: v.mul_(2)},
+    "input": {"shared:in": add(0.5)},
+    "one call": {"shared@3": zero()},
+    "by call": {"shared": lambda v, site: v * (1 + site.address.call)},
+    "pass-through": {"through": scale(3.0)},
+    "constant": {"layers.0": replace(torch.ones(3, 4))},
+    "noise": {"layers.1": noise(0.5)},
+    "own generator": {"layers.1": noise(0.5, seed=3)},
+    "part": {"shared@1": at((..., 0), ones())},
+    "several": {"layers.*": scale(0.5), "shared@2": add(1.0), "relu:in": lambda v: v + 1},
+    "gradient": {"grad(shared)": scale(2.0)},
+    "gradient of one call": {"grad(shared@4)": reverse()},
+    "gradient of an input": {"grad(relu:in)": scale(0.5)},
+    "gradient of a pass-through": {"grad(through)": zero()},
+    "gradient and value": {"layers.1": scale(2.0), "grad(layers.1)": scale(3.0)},
+    "parameter": {"shared.weight": scale(2.0)},
+}
+
+
+def run(model, edits, inside=True, backwards=1):
+    torch.manual_seed(3)
+    model.zero_grad()
+    x = X.clone().requires_grad_()
+    with edit(model, edits) as session:
+        loss = model(x).pow(2).sum()
+        if inside:
+            for _ in range(backwards):
+                loss.backward(retain_graph=backwards > 1)
+    if not inside:
+        for _ in range(backwards):
+            loss.backward(retain_graph=backwards > 1)
+    return loss.detach(), x.grad, [p.grad for p in model.parameters()], session
+
+
+def pair(reentrant):
+    plain, wrapped = Net(), Net(reentrant)
+    wrapped.load_state_dict(plain.state_dict())
+    return plain, wrapped
+
+
+def same(a, b):
+    torch.testing.assert_close(a[0], b[0])
+    torch.testing.assert_close(a[1], b[1])
+    for p, q in zip(a[2], b[2], strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@BOTH
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_edits_under_a_checkpoint_equal_those_without_one(reentrant, edits, backwards):
+    plain, wrapped = pair(reentrant)
+    truth, mine = run(plain, edits, backwards=backwards), run(wrapped, edits, backwards=backwards)
+    same(mine, truth)
+    rows = [(address, fired) for address, fired, _ in truth[3].report()]
+    assert [(address, fired) for address, fired, _ in mine[3].report()] == rows
+    unedited = wrapped(X.clone().requires_grad_())
+    assert torch.equal(unedited, plain(X)), "nothing stays"
+
+
+VALUES = {name: edits for name, edits in EDITS.items() if not name.startswith(("gradient", "parameter"))}
+
+
+@BOTH
+@pytest.mark.parametrize("edits", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_a_backward_after_the_session_recomputes_with_the_edit(reentrant, edits, backwards):
+    plain, wrapped = pair(reentrant)
+    truth, mine = run(plain, edits, False, backwards), run(wrapped, edits, False, backwards)
+    same(mine, truth)
+    rows = [(address, fired) for address, fired, _ in truth[3].report()]
+    assert [(address, fired) for address, fired, _ in mine[3].report()] == rows
+
+
+@BOTH
+def test_a_parameter_that_was_restored_before_the_backward_is_an_error(reentrant):
+    _, model = pair(reentrant)
+    with pytest.raises(
+        EditError, match=r"shared.weight: it ran with a changed value under a checkpoint.*inside the block"
+    ):
+        run(model, {"shared.weight": scale(2.0)}, inside=False)
+    run(model, {"layers.0": scale(2.0)}, inside=False)
+
+
+@BOTH
+def test_nested_sessions_that_are_over_act_in_their_order(reentrant):
+    plain, wrapped = pair(reentrant)
+
+    def both(model):
+        model.zero_grad()
+        x = X.clone().requires_grad_()
+        with edit(model, {"shared": scale(2.0)}):
+            with edit(model, {"shared": add(1.0), "layers.0": scale(0.5)}):
+                loss = model(x).sum()
+        with pytest.warns(TenterhookWarning), edit(model, {"shared": zero()}):  # not there when the forward ran
+            loss.backward()
+        return loss.detach(), x.grad, [p.grad for p in model.parameters()]
+
+    same(both(wrapped), both(plain))
+
+
+@BOTH
+def test_several_forwards_some_edited_and_backwards_in_another_order(reentrant):
+    plain, wrapped = pair(reentrant)
+
+    def several(model):
+        model.zero_grad()
+        x = X.clone().requires_grad_()
+        first = model(x).sum()
+        with edit(model, {"shared@7": zero(), "layers.1": scale(3.0)}):
+            second, third = model(x * 2).sum(), model(x * 3).sum()
+            fourth = model(x).pow(2).sum()
+            third.backward()
+        (fourth + first).backward()
+        second.backward()
+        return third.detach(), x.grad, [p.grad for p in model.parameters()]
+
+    same(several(wrapped), several(plain))
+
+
+@BOTH
+def test_a_session_opened_inside_the_checkpointed_function(reentrant):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def function(x):
+        with edit(model, {"0": scale(3.0), "2@0": add(1.0)}):
+            return model(x).sin()
+
+    x = X.clone().requires_grad_()
+    truth = torch.autograd.grad(function(x).sum(), [x, *model.parameters()])
+    checkpoint(function, x, use_reentrant=reentrant).sum().backward()
+    for mine, theirs in zip([x.grad, *(p.grad for p in model.parameters())], truth, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch says so of the inner one
+@pytest.mark.parametrize("outer", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("inner", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_checkpoint_within_a_checkpoint(outer, inner, inside):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid())
+
+    def part(x):
+        return model[3](model[2](model[1](model[0](x))))
+
+    def whole(x, kind=None):
+        half = part if kind is None else lambda x: checkpoint(part, x, use_reentrant=kind)
+        return half(half(x) * 2).sin() + half(x)
+
+    def go(function):
+        model.zero_grad()
+        x = X.clone().requires_grad_()
+        with edit(model, {"0@1": scale(3.0), "2": lambda v, site: v * (site.address.call + 1)}):
+            loss = function(x).sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return loss.detach(), x.grad, [p.grad for p in model.parameters()]
+
+    truth = go(whole)
+    same(go(lambda x: checkpoint(whole, x, inner, use_reentrant=outer)), truth)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch says so of the inner one
+@pytest.mark.parametrize("outer", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("inner", [True, False], ids=["reentrant", "non-reentrant"])
+def test_gradients_within_a_checkpoint_within_a_checkpoint(outer, inner):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def whole(x, kind=None):
+        half = model if kind is None else lambda x: checkpoint(model, x, use_reentrant=kind)
+        return half(half(x) * 2).sin()
+
+    def go(function):
+        model.zero_grad()
+        x = X.clone().requires_grad_()
+        with edit(model, {"grad(0@0)": scale(3.0)}), capture(model, "0", "grad(0)") as seen:
+            function(x).sum().backward()
+        return seen, x.grad, model[0].weight.grad
+
+    truth = go(whole)
+    mine = go(lambda x: checkpoint(whole, x, inner, use_reentrant=outer))
+    torch.testing.assert_close(mine[1:], truth[1:])
+    for address in ("0", "grad(0)"):
+        torch.testing.assert_close(mine[0].calls(address), truth[0].calls(address))
+
+
+def test_composable_and_sequential_checkpoints():
+    from torch.distributed._composable import checkpoint as composable
+
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+    truth = run(plain, {"*.0": scale(2.0), "1.1": add(1.0)}, inside=False)
+    inner = list(plain)
+    model = nn.Sequential(*inner)
+    for block in inner:
+        composable(block)
+    same(run(model, {"*.0": scale(2.0), "1.1": add(1.0)}, inside=False), truth)
+
+    class Whole(nn.Module):
+        def __init__(self, reentrant):
+            super().__init__()
+            self.net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+            self.net.load_state_dict(plain.state_dict())
+            self.reentrant = reentrant
+
+        def forward(self, x):
+            return checkpoint_sequential(self.net, 2, x, use_reentrant=self.reentrant)
+
+    for reentrant in (True, False):
+        edits = {"net.*.0": scale(2.0), "net.1.1": add(1.0)}
+        same(run(Whole(reentrant), edits, inside=False), truth)
+
+
+@BOTH
+def test_what_a_checkpoint_remembers_goes_with_its_graph(reentrant):
+    _, model = pair(reentrant)
+    edits = {"layers.1": scale(2.0)}
+    with edit(model, edits) as session:
+        loss = model(X.clone().requires_grad_()).sum()
+    alive = weakref.ref(session._session)
+    del session
+    loss.backward()
+    del loss
+    gc.collect()
+    assert alive() is None
+
+
+@BOTH
+def test_an_exception_in_the_recomputation_leaves_no_hook(reentrant):
+    _, model = pair(reentrant)
+    count = []
+
+    def fail_later(value):
+        count.append(1)
+        if len(count) > 3:
+            raise ValueError("boom")
+
+    with edit(model, {"layers.*": fail_later}):
+        loss = model(X.clone().requires_grad_()).sum()
+    with pytest.raises(ValueError, match=r"boom \(in the change at layers"):
+        loss.backward()
+    assert torch.isfinite(model(X.clone().requires_grad_())).all()
+
+
+@BOTH
+def test_a_backward_in_another_thread(reentrant):
+    plain, wrapped = pair(reentrant)
+
+    def go(model):
+        model.zero_grad()
+        x = X.clone().requires_grad_()
+        with edit(model, {"shared": scale(2.0), "layers.1": add(1.0)}):
+            loss = model(x).sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        return loss.detach(), x.grad, [p.grad for p in model.parameters()]
+
+    same(go(wrapped), go(plain))
+
+
+def test_no_grad_and_inference_pay_no_attention_to_checkpoints():
+    _, model = pair(False)
+    plain, _ = pair(False)
+    plain.load_state_dict(model.state_dict())
+    for mode in (torch.no_grad, torch.inference_mode):
+        with edit(model, {"layers.1": scale(2.0)}), edit(plain, {"layers.1": scale(2.0)}), mode():
+            assert torch.equal(model(X), plain(X))
