@@ -8,59 +8,20 @@ alike; a time is the 10th percentile over the rounds, which a busy neighbour mov
 beyond the bare model's.
 """
 
-import argparse
 import contextlib
 import importlib
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from statistics import median
 
+import common
 import torch
+from common import Rows, Stack, interleave
 from torch import nn
 
 from tenterhook import capture
 from tenterhook._sites import resolve
-from tenterhook._table import Table
-
-Rows = list[tuple[str, str, str, str]]
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Stack(nn.Module):
-    def __init__(self, depth: int = 12, width: int = 64) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def interleave(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of one run of each, taken in turn, one by one: the 10th percentile of the rounds.
-
-    A run that is not timed goes before each, so that nobody pays for what the one before left in the caches.
-    """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            run()
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: sorted(found)[len(found) // 10] for name, found in times.items()}
 
 
 def by_hand(
@@ -166,14 +127,9 @@ def after_exit(rounds: int) -> Rows:
 
 
 def gpt2(rounds: int) -> Rows:
-    try:
-        from transformers import GPT2Config, GPT2Model
-    except ImportError:
+    model = common.gpt2()
+    if model is None:
         return [("83 modules of GPT-2, values and gradients", "÷ by hand", "transformers is not installed", "1.3")]
-    config = GPT2Config(
-        n_layer=6, n_head=4, n_embd=128, vocab_size=1000, n_positions=128, bos_token_id=0, eos_token_id=0
-    )
-    model = GPT2Model(config).eval()
     ids = torch.randint(0, 1000, (2, 64))
     n = sum(not isinstance(m, nn.ModuleList) for m in model.modules())
 
@@ -239,7 +195,7 @@ def importing(rounds: int) -> Rows:
     ]
 
 
-def memory() -> Rows:
+def memory(rounds: int) -> Rows:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
     with capture(model) as seen:
         model(torch.randn(4, 64))
@@ -249,18 +205,5 @@ def memory() -> Rows:
     return [("bytes held", "÷ bytes captured", f"{held / asked:.2f}", "1.0")]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    rounds = 400 if parser.parse_args().quick else 2000
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    groups = (twelve_outputs, gpt2, after_exit, resolving, importing)
-    rows = [row for group in groups for row in group(rounds)] + memory()
-    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, 1 thread"
-    print(f"{machine}, {rounds} rounds")
-    print(Table(("what", "measure", "figure", "at most"), rows, right=("figure", "at most")))
-
-
 if __name__ == "__main__":
-    main()
+    common.main((twelve_outputs, gpt2, after_exit, resolving, importing, memory))

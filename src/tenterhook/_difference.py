@@ -26,13 +26,16 @@ class _Found(NamedTuple):
 class Difference:
     """What one edit did, over its calls. Print it."""
 
+    calls = 0
+    unknown = ""
     _put_off: Any = None
 
-    def __init__(self, change: Any) -> None:
-        self.calls = 0
-        self.unknown = ""
-        self._change = change if change.is_pure else None
+    def __init__(self, change: Any, first: tuple[Tensor, int] | None = None) -> None:
+        self._change = change
         self._found: list[_Found] = []
+        if first is not None:  # a value before a change that can be made again, and its version
+            self.calls = 1
+            self._put_off = [(*first, None)]
 
     def note(self, old: Any, new: Any) -> None:
         """One call: the value before and after; None for after where it stayed as it was."""
@@ -43,8 +46,10 @@ class Difference:
             return
         if new is None:
             self._found.append(_Found(0.0, 0.0, 1))
-        elif self._change is not None and isinstance(old, Tensor):
-            self._put_off = [(_kept(old), old._version if not old.is_inference() else 0, None)]
+        elif self._change.is_pure and isinstance(old, Tensor):
+            self._put_off = [(_kept(old), version_of(old), None)]
+        elif type(new) is Tensor and type(old) is Tensor:
+            self._put_off = [(_kept(old), version_of(old), new.detach().clone())]
         else:
             after = dict(leaves(new))
             pairs = [(t, after.get(path)) for path, t in leaves(old)]
@@ -58,7 +63,7 @@ class Difference:
                     self.unknown = "the value was overwritten before it could be compared"
                     continue
                 try:
-                    new = self._change(old) if new is None and self._change is not None else new
+                    new = self._change(old) if new is None else new
                     self._found += _compared(old, new)
                 except RuntimeError as error:  # a tensor of torch.func, whose transform is over
                     self.unknown = str(error).splitlines()[0]

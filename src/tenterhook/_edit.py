@@ -5,6 +5,7 @@ with edit(model, {"layer3": zero(), "grad(layer2)": lambda g: g * 2}) as edits:
 edits.report()                # how often each was applied, and how much it changed
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
@@ -14,18 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from tenterhook._address import known_when_made
+from tenterhook._address import Address, known_when_made
 from tenterhook._difference import Difference
 from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._inputs import Inputs
-from tenterhook._replay import may_be_checkpointed
+from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._session import Report, Session
-from tenterhook._sites import Selector, Site, resolve
-from tenterhook._tap import Scope, Tap, graph_task, here, hidden, with_part
+from tenterhook._sites import Selector, Site, resolve_each
+from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, unhide, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild, version_of
 from tenterhook.changes import Change, Function, as_change
 
+_WHOLE_OUTPUT = Address(".")[3:]
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
 
@@ -40,14 +42,18 @@ class Edit(Tap):
     def __init__(self, site: Site, change: Change | Function, scope: Scope) -> None:
         super().__init__(site, scope)
         self.change = change
-        self.difference = Difference(change)
-        self.any_shape = getattr(change, "name", "") == "any_shape"
-        self.needs_before = site.address.grad and site.kind == "module" and site.address.role == "out"
-        self.pending = {}
+        if site.address.grad and site.kind == "module" and site.address.role == "out":
+            self.needs_before = True
+            self.pending = {}
 
     @property
     def fired(self) -> int:
         return self.applied
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        """How much it changed."""
+        return Difference(self.change)
 
     def reach(self, part: Any, call: int) -> Any:
         new = self._changed(part, call)
@@ -83,7 +89,7 @@ class Edit(Tap):
             raise
         if new is shown:
             return None
-        if not self.any_shape:
+        if getattr(self.change, "name", "") != "any_shape":
             check_alike(shown, new, site)
         return old.with_plain(new) if isinstance(old, Inputs) else new
 
@@ -155,22 +161,93 @@ class Edit(Tap):
 
 
 class PlainEdit(Edit):
-    """The common case without a detour: a ready-made change of a module's whole output, at every call."""
+    """The common case without a detour: a ready-made change with numbers, of a module's whole output, at every call.
+
+    Such a change keeps the shape, and can be made again on the old value to see the difference, so that the first
+    call has only to be remembered.
+    """
+
+    change: Change
+    _first: Tensor | None = None
+
+    def __init__(self, site: Site, change: Change, scope: Scope) -> None:
+        self.site = site
+        self.scope = scope
+        self.change = change
+
+    @property
+    def applied(self) -> int:
+        return self.calls
+
+    @applied.setter
+    def applied(self, times: int) -> None: ...
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
-        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task or may_be_checkpointed():
+        if (
+            type(last) is not Tensor
+            or scope not in here()
+            or graph_task() != scope.task
+            or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
+        ):
             return super().__call__(module, args, last)
         call = self.calls
         self.calls = call + 1
+        change = self.change
         try:
-            new = self.change(last)
+            new = change.function(last, **change.arguments)
         except Exception as error:
             _blame(error, self.site.at(call))
             raise
-        if new.shape != last.shape or new.dtype != last.dtype:
+        if not last.is_floating_point():  # else a number changes neither shape nor dtype
             check_alike(last, new, self.site.at(call))
+        if call:
+            self.difference.note(last, new)
+        else:
+            self._first = last.detach() if last.requires_grad else last
+            try:
+                self._version = last._version
+            except RuntimeError:  # an inference tensor does not tell when it is overwritten
+                self._first, self._version = last.clone(), 0
+        return new
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        return Difference(self.change, None if self._first is None else (self._first, self._version))
+
+
+class PlainFunction(Edit):
+    """The same for a function of somebody's. It gets a copy, and does not see its own calls of the model edited."""
+
+    change: Function
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        scope = self.scope
+        if (
+            type(last) is not Tensor
+            or scope not in here()
+            or graph_task() != scope.task
+            or saves_hooked(False)
+            or not jvp_enabled()
+        ):
+            return super().__call__(module, args, last)
+        call = self.calls
+        self.calls = call + 1
+        copy = last.clone()
+        version = copy._version
+        token = hide(scope)
+        try:
+            new = self.change.function(copy)
+        except Exception as error:
+            _blame(error, self.site.at(call))
+            raise
+        finally:
+            unhide(token)
         self.applied += 1
+        if new is None or new is copy:
+            new = None if copy._version == version else copy
+        elif type(new) is not Tensor or new.shape != last.shape or new.dtype != last.dtype:
+            check_alike(last, new, self.site.at(call))
         self.difference.note(last, new)
         return new
 
@@ -199,20 +276,26 @@ class edit:
         self._session = Session(model, frozen=frozen)
         self._session.reduced = reduced
         self._groups: list[tuple[Selector, list[Edit]]] = []
-        for selector, change in changes.items():
-            try:
-                made = as_change(change)
-            except TypeError as error:
-                raise TypeError(f"{selector}: {error}") from None
-            taps = [_tap(site, made, self._session.scope) for site in resolve(model, selector)]
+        every: list[Edit] = []
+        scope = self._session.scope
+        for (selector, change), sites in zip(changes.items(), resolve_each(model, changes), strict=True):
+            made = change if type(change) is Change else _as_change(selector, change)
+            plain = _plain_kind(made)
+            taps = [
+                plain(site, made, scope)
+                if plain is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module"
+                else _tap(site, made, scope)
+                for site in sites
+            ]
             self._groups.append((selector, taps))
-        self._session.taps = [tap for _, taps in self._groups for tap in taps]
+            every += taps
+        self._session.taps = every
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
         for tap in self._session.taps:
-            if tap.missed and not tap.site.wide and tap.site.kind != "module":
-                self._session.__exit__(None)
+            if tap.missed and tap.site.kind != "module" and not tap.site.wide:
+                self._session.__exit__(EditError)
                 raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
         return self
 
@@ -222,19 +305,23 @@ class edit:
             self._complain()
 
     def _complain(self) -> None:
-        for tap in self._session.taps:
+        for tap in self._session.swapped:
             if tap.overwritten:
-                what = (
-                    "was changed inside the block (by an optimizer, or the model itself) and is restored all the same"
-                )
-                warnings.warn(f"{tap.site} {what}", TenterhookWarning, stacklevel=3)
+                who = "by an optimizer, or the model itself"
+                what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
+                warnings.warn(what, TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
-            if any(tap.applied for tap in taps):
-                continue
-            why = self._session.why_silent(taps[0])
-            if taps[0].site.address.grad and "torch.no_grad()" in why:
-                raise EditError(f"{selector} was never edited: {why}; run it with gradients")
-            warnings.warn(f"{taps[0].site} was never edited: {why}", TenterhookWarning, stacklevel=3)
+            for tap in taps:
+                if tap.applied:
+                    break
+            else:
+                self._complain_of(selector, taps[0])
+
+    def _complain_of(self, selector: Selector, tap: Edit) -> None:
+        why = self._session.why_silent(tap)
+        if tap.site.address.grad and "torch.no_grad()" in why:
+            raise EditError(f"{selector} was never edited: {why}; run it with gradients")
+        warnings.warn(f"{tap.site} was never edited: {why}", TenterhookWarning, stacklevel=4)
 
     def report(self) -> Report:
         """Per address: how often it was applied and how much it changed, or why it never was."""
@@ -255,13 +342,23 @@ class edit:
                 yield address, taps[0].change
 
 
+def _plain_kind(change: Any) -> Any:
+    if type(change) is Change:
+        return PlainEdit if change.is_plain else None
+    return PlainFunction if type(change) is Function and not change.takes_site else None
+
+
 def _tap(site: Site, change: Change | Function, scope: Scope) -> Edit:
     if not known_when_made(site.address.call):
         raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
-    plain = site.kind == "module" and site.address[3:] == ("out", (), None, False)
-    if plain and isinstance(change, Change) and not change.takes_site and change.name != "any_shape":
-        return PlainEdit(site, change, scope)
     return Edit(site, change, scope)
+
+
+def _as_change(selector: Selector, change: Any) -> Change | Function:
+    try:
+        return as_change(change)
+    except TypeError as error:
+        raise TypeError(f"{selector}: {error}") from None
 
 
 def _others(value: Any, part: Any) -> set[int]:

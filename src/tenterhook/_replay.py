@@ -17,21 +17,21 @@ import torch
 from torch.utils import checkpoint
 
 _FILE = checkpoint.__file__
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
+jvp_enabled = torch._C._is_fwd_grad_enabled
 _lock = threading.Lock()
 
 
 def may_be_checkpointed() -> bool:
     """A cheap test for a first pass: a checkpoint hooks what is saved, or runs inside an autograd Function."""
-    return _top_hooks(False) is not None or not (
-        torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled()  # no_grad() leaves the former on
-    )
+    # no_grad() leaves forward derivatives enabled, the inside of a Function does not.
+    return saves_hooked(False) is not None or not (jvp_enabled() or torch.is_inference_mode_enabled())
 
 
 def checkpoints() -> Iterator[tuple[Any, bool]]:
     """The checkpoints around the code that runs now, from the inside out, and whether each is being run again."""
     found = set()
-    hooks = _top_hooks(False)
+    hooks = saves_hooked(False)
     if hooks is not None and (innermost := _closed_over(hooks[0])) is not None:
         found.add(id(innermost))
         yield innermost, False

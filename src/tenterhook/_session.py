@@ -76,7 +76,7 @@ class Session:
         self._pending: list[dict[int, Any]] = []
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
-        self._swapped: list[Tap] = []  # those that changed a parameter or buffer
+        self.swapped: list[Any] = []  # those that changed a parameter or buffer
 
     def __enter__(self) -> "Session":
         if self._entered:
@@ -104,8 +104,8 @@ class Session:
         if self._open:
             yield
             return
-        if self._swapped:
-            names = ", ".join(str(tap.site) for tap in self._swapped)
+        if self.swapped:
+            names = ", ".join(str(tap.site) for tap in self.swapped)
             what = (
                 "it ran with a changed value under a checkpoint, which now runs it again, and has been restored since"
             )
@@ -183,7 +183,7 @@ class Session:
 
     def _swap(self, tap: Tap, tensor: Tensor, owner: nn.Module) -> None:
         """Change a parameter or buffer until the session is over; a checkpoint that uses it must know."""
-        self._swapped.append(tap)
+        self.swapped.append(tap)
         tap.swap(tensor)
         model = self.model()
         for module in () if model is None else model.modules():
@@ -206,7 +206,7 @@ class Session:
         self.scope.close()
         self._open = False
         self._remove()
-        for tap in reversed(self._swapped):
+        for tap in reversed(self.swapped):
             tap.swap_back()
 
     def _remove(self) -> None:

@@ -33,9 +33,8 @@ def sweep(model: nn.Module, inputs: Any, edits: Sequence[Changes], *, at_once: i
     if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in edits):
         raise TypeError("sweep needs a list of edits, each a dict of selector: change")
     _check_rows_are_independent(model)
-    for one in edits:
-        for selector in one:
-            _check_can_sweep(resolve(model, selector))
+    for selector in dict.fromkeys(selector for one in edits for selector in one):
+        _check_can_sweep(resolve(model, selector))
     rows = _rows(inputs)
     shapes: Shapes = {}
     with observe(model, {selector: _note_shapes(shapes) for one in edits for selector in one}):
@@ -82,8 +81,7 @@ class _Blocks(Change):
         self.n = n
         self.shapes = shapes
         self.edits: list[tuple[int, Change | Function]] = []
-        self.takes_site = True
-        self.is_pure = False
+        self.takes_site, self.is_plain = True, False
 
     def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
         assert site is not None

@@ -326,14 +326,22 @@ class Around(Hook):
                     self.scope.again_in(checkpoint)
 
 
+def hide(scope: Scope) -> Any:
+    """From here on the session does not see any calls, until `unhide`."""
+    return _open_scopes.set(tuple([s for s in here() if s is not scope]))
+
+
+unhide = _open_scopes.reset
+
+
 @contextmanager
 def hidden(scope: Scope) -> Iterator[None]:
     """Run a user's function so that the session does not see the calls that it makes."""
-    token = _open_scopes.set(tuple(s for s in here() if s is not scope))
+    token = hide(scope)
     try:
         yield
     finally:
-        _open_scopes.reset(token)
+        unhide(token)
 
 
 @contextmanager

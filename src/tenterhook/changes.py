@@ -12,6 +12,7 @@ the graph with a gradient of zero, so that a backward pass finds every parameter
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -32,25 +33,40 @@ class Change:
     def __init__(self, name: str, function: Callable[..., Tensor], arguments: dict[str, Any]) -> None:
         self.name = name
         self.arguments = arguments
-        self._function = function
-        inner = [x for key in ("change", "changes") if key in arguments for x in _as_tuple(arguments[key])]
-        tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
-        self.takes_site = bool(inner)
-        self.is_pure = (  # whether it makes the same of the same value at any time
-            all(change.is_pure for change in inner)
-            and not any(x.requires_grad for x in tensors)
-            and not (name == "noise" and arguments["seed"] is None)
-        )
-        self._has_tensors = bool(tensors)
-        self._moved: dict[Any, Tensor] = {}  # tensors among the arguments, where the values are
+        self.function = function
+        self.is_plain = name != "noise"  # made of numbers alone, and always the same
+        for argument in arguments.values():
+            if type(argument) not in _PLAIN:
+                self.is_plain = False
+        if not self.is_plain:
+            self.takes_site = "change" in arguments or "changes" in arguments
+            self._has_tensors = any(isinstance(x, Tensor) for x in arguments.values())
+
+    takes_site = _has_tensors = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it makes the same of the same value at any time."""
+        if self.name not in KINDS:
+            return False
+        if self.is_plain or self.name == "noise":
+            return self.is_plain or self.arguments["seed"] is not None
+        inner = [x for key in ("change", "changes") if key in self.arguments for x in _as_tuple(self.arguments[key])]
+        learns = any(isinstance(x, Tensor) and x.requires_grad for x in self.arguments.values())
+        return not learns and all(change.is_pure for change in inner)
+
+    @functools.cached_property
+    def _moved(self) -> dict[Any, Tensor]:
+        """Tensors among the arguments, where the values are."""
+        return {}
 
     def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
         """What it makes of a value."""
         if self.takes_site:
-            return self._function(value, **self.arguments, site=site)
+            return self.function(value, **self.arguments, site=site)
         if self._has_tensors:
-            return self._function(value, **{name: self._to(x, value) for name, x in self.arguments.items()})
-        return self._function(value, **self.arguments)
+            return self.function(value, **{name: self._to(x, value) for name, x in self.arguments.items()})
+        return self.function(value, **self.arguments)
 
     def _to(self, x: Any, value: Tensor) -> Any:
         """An argument on the device and in the dtype of the value; what can be kept is moved once."""
@@ -81,6 +97,13 @@ class Function:
 
     def __call__(self, value: Any, site: Site | None = None) -> Any:
         """What the function makes of a value; the value itself where it leaves it."""
+        if type(value) is Tensor and not value.is_inference():
+            copy = value.clone()
+            version = copy._version
+            new = self.function(copy, site) if self.takes_site else self.function(copy)
+            if new is not None and new is not copy:
+                return new
+            return copy if copy._version != version else value
         shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
         before = [(id(tensor), version_of(tensor)) for _, tensor in leaves(shown)]
         new = self.function(shown, site) if self.takes_site else self.function(shown)
@@ -94,18 +117,28 @@ class Function:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
+_PLAIN = {float, int, bool, type(None)}
+_CHANGES = (Change, Function)
+_CONSTANTS = (Tensor, int, float)
+_SEQUENCES = (list, tuple)
+
+
 def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Change]:
     """Turn a function of a tensor and some arguments into one of the arguments that gives a Change."""
     signature = inspect.signature(function)
-    known = [p for p in signature.parameters.values() if p.name != "site"]
-    rest = signature.replace(parameters=known[1:], return_annotation=Change)
+    known = [p for p in signature.parameters.values() if p.name != "site"][1:]
+    rest = signature.replace(parameters=known, return_annotation=Change)
+    names = [p.name for p in known]
+    holds_changes = {"change", "changes"} & set(names)
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
-        bound = rest.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        for name in arguments.keys() & {"change", "changes"}:
+        arguments: dict[str, Any] = dict(zip(names, args, strict=False))
+        if kwargs or len(args) != len(names):
+            bound = rest.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+        for name in holds_changes:
             inner = arguments[name]
             arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
         return Change(function.__name__, function, arguments)
@@ -117,17 +150,18 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
 
 def as_change(change: Any) -> Change | Function:
     """What may stand for a change, as one: a tensor, a number, a list of changes, a function."""
-    if isinstance(change, Change | Function):
+    if isinstance(change, _CHANGES):
         return change
-    if isinstance(change, Tensor | int | float):
+    if isinstance(change, _CONSTANTS):
         return replace(change)
-    if isinstance(change, list | tuple):
+    if isinstance(change, _SEQUENCES):
         return in_turn(change)
-    if change in KINDS.values():
+    factory = KINDS.get(getattr(change, "__name__", ""))
+    if factory is not None and factory is change:
         try:
-            return change()  # zero in place of zero()
+            return factory()  # zero in place of zero()
         except TypeError:
-            needs = str(inspect.signature(change)).partition(" ->")[0]
+            needs = str(inspect.signature(factory)).partition(" ->")[0]
             raise TypeError(f"{change.__name__} needs its arguments: {change.__name__}{needs}") from None
     if callable(change):
         return Function(change)
@@ -136,6 +170,8 @@ def as_change(change: Any) -> Change | Function:
 
 
 def _takes_site(function: Callable[..., Any]) -> bool:
+    if type(function) is FunctionType and function.__defaults__ is None:
+        return function.__code__.co_argcount >= 2
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # many of torch's own

@@ -1,0 +1,198 @@
+"""The ready-made changes, each against a formula."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tenterhook import edit
+from tenterhook.changes import (
+    KINDS,
+    add,
+    any_shape,
+    as_change,
+    at,
+    clamp,
+    clip_norm,
+    in_turn,
+    mean,
+    noise,
+    ones,
+    project_out,
+    replace,
+    resample,
+    reverse,
+    scale,
+    zero,
+)
+
+V = torch.randn(4, 3, 5, dtype=torch.float64)
+D = torch.randn(5, dtype=torch.float64)
+
+FORMULAS = [
+    (zero(), torch.zeros_like(V)),
+    (ones(), torch.ones_like(V)),
+    (replace(2.5), torch.full_like(V, 2.5)),
+    (replace(D), D.expand(4, 3, 5)),
+    (scale(-2), V * -2),
+    (scale(D), V * D),
+    (add(D), V + D),
+    (add(D, times=0.5), V + 0.5 * D),
+    (add(1), V + 1),
+    (clamp(min=0), V.relu()),
+    (clamp(-0.1, 0.2), V.clamp(-0.1, 0.2)),
+    (clamp(max=0.0), V.clamp(max=0)),
+    (mean(0), V.mean(0, keepdim=True).expand_as(V)),
+    (mean((0, 1)), V.mean((0, 1), keepdim=True).expand_as(V)),
+    (reverse(), -V),
+    (reverse(3.0), -3 * V),
+    (project_out(D), V - (V @ D)[..., None] * D / D.dot(D)),
+    (project_out(D[:3], dim=1), V - torch.einsum("abc,b->ac", V, D[:3])[:, None] * D[:3, None] / D[:3].dot(D[:3])),
+    (clip_norm(1.0), V / V.norm()),
+    (clip_norm(1e6), V),
+    (clip_norm(0.5, dim=-1), V * (0.5 / V.norm(dim=-1, keepdim=True)).clamp(max=1)),
+    (
+        at((0, 1), zero()),
+        torch.cat([V[:1], V[1:]]).index_put((torch.tensor(0), torch.tensor(1)), torch.zeros(5).double()),
+    ),
+    (at((..., slice(1, 3)), scale(2.0)), torch.cat([V[..., :1], V[..., 1:3] * 2, V[..., 3:]], -1)),
+    (at(V > 0, 0.0), V.clamp(max=0)),
+    (at([0, 2], replace(1.0)), torch.stack([torch.ones(3, 5).double(), V[1], torch.ones(3, 5).double(), V[3]])),
+    (in_turn([scale(2.0), add(1.0)]), V * 2 + 1),
+    (any_shape(lambda v: v[:2]), V[:2]),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "truth"), FORMULAS, ids=lambda x: repr(x) if not isinstance(x, torch.Tensor) else ""
+)
+def test_formulas(change, truth):
+    before = V.clone()
+    torch.testing.assert_close(change(V), truth)
+    assert torch.equal(V, before)
+    assert change(V).untyped_storage().data_ptr() != V.untyped_storage().data_ptr() or change.name == "any_shape"
+
+
+def test_every_kind_has_a_formula():
+    assert {change.name for change, _ in FORMULAS} == KINDS.keys() - {"noise", "resample"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize(
+    "change", [change for change, _ in FORMULAS if change.name not in ("any_shape", "clamp", "at")]
+)
+def test_shape_and_dtype_are_kept(change, dtype):
+    value = V.to(dtype)
+    new = change(value)
+    assert new.dtype == dtype and new.shape == value.shape
+
+
+def test_several_directions_and_none():
+    plane = torch.randn(2, 5, dtype=torch.float64)
+    out = project_out(plane)(V)
+    torch.testing.assert_close(out @ plane.T, torch.zeros(4, 3, 2, dtype=torch.float64))
+    twice = torch.stack([D, 2 * D, torch.zeros(5, dtype=torch.float64)])  # one direction only
+    torch.testing.assert_close(project_out(twice)(V), project_out(D)(V))
+    torch.testing.assert_close(project_out(torch.zeros(5, dtype=torch.float64))(V), V)
+    with pytest.raises(ValueError, match="the direction has 4 entries, the value 5"):
+        project_out(torch.ones(4))(V.float())
+
+
+def test_clipping_of_zeros_of_a_zero_limit_and_of_nan():
+    assert torch.equal(clip_norm(1.0)(torch.zeros(3)), torch.zeros(3))
+    assert torch.equal(clip_norm(0.0)(torch.zeros(3)), torch.zeros(3))
+    assert clip_norm(1.0)(torch.tensor([1.0, torch.nan])).isnan().all()
+    big = torch.full((4,), 60000.0, dtype=torch.float16)  # its norm is not a float16
+    torch.testing.assert_close(clip_norm(2.0)(big), torch.ones(4, dtype=torch.float16))
+
+
+def test_zeroing_takes_nan_away():
+    assert not zero()(torch.tensor([torch.nan, torch.inf], requires_grad=True)).any()
+
+
+def test_noise_from_torch_and_from_a_seed():
+    torch.manual_seed(5)
+    a = noise(2.0)(V) - V
+    torch.manual_seed(5)
+    torch.testing.assert_close(a, torch.randn(V.shape, dtype=torch.float64) * 2)
+    state = torch.get_rng_state()
+    assert torch.equal(noise(1.0, seed=1)(V), noise(1.0, seed=1)(V))
+    assert not torch.equal(noise(1.0, seed=1)(V), noise(1.0, seed=2)(V))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert noise(1.0, seed=1)(torch.zeros(100_000)).std().item() == pytest.approx(1, abs=0.02)
+
+
+def test_resampled_rows_are_rows_of_the_other():
+    rows = torch.randn(10, 3, 5, dtype=torch.float64)
+    out = resample(rows, seed=7)(V)
+    found = [[torch.equal(one, other) for other in rows].index(True) for one in out]
+    assert torch.equal(out, resample(rows, seed=7)(V)) and len(set(found)) > 1
+    with pytest.raises(ValueError, match="the rows to draw from have shape 10×2, the value 4×3×5"):
+        resample(torch.randn(10, 2))(V)
+
+
+def test_a_tensor_is_moved_to_the_dtype_of_the_value_once_and_anew_when_it_changed():
+    vector = torch.ones(5)
+    change = add(vector)
+    assert change(V).dtype == torch.float64
+    (moved,) = change._moved.values()
+    change(V)
+    assert next(iter(change._moved.values())) is moved
+    vector.mul_(3)
+    torch.testing.assert_close(change(V), V + 3)
+
+
+def test_what_stands_for_a_change():
+    assert repr(as_change(3)) == "replace(3)" and repr(as_change(zero)) == "zero()"
+    assert repr(as_change(torch.ones(2, 3))) == "replace(<2×3 float32>)"
+    assert repr(as_change([zero, 1.0])) == "in_turn((zero(), replace(1.0)))"
+    assert repr(at((..., 3), zero)) == "at((Ellipsis, 3), zero())"
+    assert repr(as_change(torch.relu)) == "relu" and repr(as_change(nn.ReLU())) == "ReLU"
+    with pytest.raises(TypeError, match="missing a required argument: 'std'"):
+        noise()
+    with pytest.raises(TypeError, match="too many positional"):
+        zero(1)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        scale(1.0, sideways=True)
+
+
+def test_which_functions_get_the_site():
+    def plain(v): ...
+    def both(v, site): ...
+    def default(v, factor=2): ...
+    def named(v, site=None): ...
+    def many(*values): ...
+
+    takes = {f: as_change(f).takes_site for f in (plain, both, default, named, many, torch.relu, nn.ReLU())}
+    assert [f for f, wants in takes.items() if wants] == [both, named]
+    site = object()
+    seen = []
+    as_change(lambda v, site: seen.append(site))(V, site)
+    at(0, lambda v, site: seen.append(site) or v)(V, site)
+    in_turn([lambda v, where: seen.append(where)])(V, site)
+    assert seen == [site] * 3
+
+
+def test_functions_of_torch_as_changes():
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    with edit(model, {"0": torch.relu}):
+        torch.testing.assert_close(model(x), nn.functional.linear(x, model[0].weight, model[0].bias).relu())
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.data(),
+)
+def test_at_any_index_is_assignment_on_a_copy(shape, data):
+    value = torch.arange(float(torch.tensor(shape).prod())).reshape(shape)
+    one = st.one_of(
+        [st.slices(size) | st.integers(-size, size - 1) for size in shape[:1]] + [st.just(...), st.just(slice(None))]
+    )
+    index = data.draw(one)
+    if isinstance(index, slice) and (index.step or 1) < 0:
+        return  # torch has no negative steps
+    truth = value.clone()
+    truth[index] = truth[index] * 2 + 1
+    assert torch.equal(at(index, lambda v: v * 2 + 1)(value), truth)

@@ -1,0 +1,184 @@
+"""sweep: many edits in one forward, equal to one run each, and refused where rows are not independent."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from tenterhook import EditError, TenterhookWarning, capture, edit, sweep
+from tenterhook.changes import add, at, noise, project_out, scale, zero
+
+
+def one_by_one(model, inputs, edits):
+    out = []
+    for changes in edits:
+        with edit(model, changes):
+            if isinstance(inputs, dict):
+                out.append(model(**inputs))
+            else:
+                out.append(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+    return out
+
+
+def check(model, inputs, edits, **options):
+    together = sweep(model, inputs, edits, **options)
+    apart = one_by_one(model, inputs, edits)
+    assert len(together) == len(apart) == len(edits)
+    for a, b in zip(together, apart, strict=True):
+        assert type(a) is type(b)
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    return together
+
+
+def test_64_edits_of_gpt2_equal_64_runs():
+    config = GPT2Config(n_layer=4, n_head=4, n_embd=32, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.randint(0, 50, (2, 7))
+    where = [(layer, head) for layer in range(4) for head in range(4)]
+    edits = [{f"transformer.h.{i}.attn.c_proj:in": at((..., slice(8 * j, 8 * j + 8)), zero())} for i, j in where]
+    edits += [{f"transformer.h.{i}.mlp": scale(j / 4)} for i, j in where]
+    edits += [{f"transformer.h.{i}": at((slice(None), j), add(torch.ones(32)))} for i, j in where if j < 4]
+    edits += [
+        {"transformer.h.*.ln_1": lambda v, site: v * 0.5, f"transformer.h.{i}.attn": project_out(torch.randn(32))}
+        for i in range(4)
+    ]
+    edits += [{"transformer.wte": noise(0.1, seed=k), "transformer.drop:in": add(0.1)} for k in range(11)] + [{}]
+    assert len(edits) == 64
+    with torch.no_grad():
+        out = sweep(model, {"input_ids": ids, "use_cache": False}, edits)
+        apart = one_by_one(model, {"input_ids": ids, "use_cache": False}, edits)
+        for a, b in zip(out, apart, strict=True):
+            torch.testing.assert_close(a.logits, b.logits, atol=2e-5, rtol=1e-4)
+        assert sum(not torch.equal(o.logits, out[-1].logits) for o in out) == 63
+        torch.testing.assert_close(out[-1].logits, model(ids).logits, atol=2e-5, rtol=1e-4)
+
+
+def test_masks_and_keyword_inputs():
+    model = BertModel(
+        BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50)
+    ).eval()
+    ids = torch.randint(0, 50, (3, 6))
+    mask = torch.ones(3, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    edits = [{"encoder.layer.0": scale(k)} for k in (0.0, 0.5, 2.0)]
+    with torch.no_grad():
+        out = sweep(model, {"input_ids": ids, "attention_mask": mask}, edits)
+        for a, b in zip(out, one_by_one(model, {"input_ids": ids, "attention_mask": mask}, edits), strict=True):
+            torch.testing.assert_close(a.pooler_output, b.pooler_output, atol=2e-5, rtol=1e-4)
+
+
+class SeqFirst(nn.Module):
+    """Rows are the second dimension inside, and folded with heads in one place."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.fold, self.head = nn.LSTM(4, 4), nn.Identity(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        out, _ = self.lstm(x.transpose(0, 1))
+        out = self.fold(out.transpose(0, 1).reshape(-1, 4)).view(len(x), -1, 4)
+        return self.head(out), {"mean": out.mean(1)}
+
+
+@pytest.mark.parametrize("steps", [2, 3, 6])  # with 6 rows in all, 6 steps look like rows
+def test_rows_in_other_dimensions(steps):
+    x = torch.randn(2, steps, 4)
+    edits = [{"lstm[0]": scale(0.5)}, {"fold": at((..., 0), zero())}]
+    check(SeqFirst(), x, edits)
+
+
+def test_several_arguments_tuples_calls_and_chunks():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.step = nn.Linear(3, 3)
+
+        def forward(self, x, y, flag):
+            for _ in range(3):
+                x = self.step(x).tanh() + y if flag else x
+            return (x, x.sum(-1))
+
+    model, x = Model(), torch.randn(5, 3)
+    edits = [
+        {"step@1": zero()},
+        {"step": scale(2.0)},
+        {"step:in": add(1.0)},
+        {},
+        {"step@0": 1.0, "step@2": lambda v: v * 3},
+    ]
+    for at_once in (None, 1, 2, 5, 100):
+        check(model, (x, torch.randn(3), True), edits, at_once=at_once)
+
+
+def test_patches_are_swept_too():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    clean, other = torch.randn(4, 3), torch.randn(4, 3)
+    with capture(model, "0", "1") as seen:
+        model(other)
+    out = check(model, clean, [seen.patch("0"), seen.patch("1"), seen.patch("0", at=(slice(None), 1))])
+    torch.testing.assert_close(out[0], model(other))
+
+
+def test_gradients_flow_through_a_sweep():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3, requires_grad=True)
+    edits = [{"0": scale(2.0)}, {"0": add(1.0)}]
+    truth = torch.autograd.grad(sum(o.sum() for o in one_by_one(model, x, edits)), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(sum(o.sum() for o in sweep(model, x, edits)), x)[0], truth)
+
+
+def test_rows_that_are_not_independent_are_refused():
+    x = torch.randn(4, 3)
+    norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(EditError, match=r"1 \(BatchNorm1d\) normalises over the rows.*eval\(\)"):
+        sweep(norm, x, [{"0": zero()}])
+    check(norm.eval(), x, [{"0": zero()}])
+    untracked = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval()
+    with pytest.raises(EditError, match="normalises over the rows"):
+        sweep(untracked, x, [{"0": zero()}])
+    with pytest.raises(EditError, match=r"1 \(Dropout\) is in training mode"):
+        sweep(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), x, [{"0": zero()}])
+
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(3, 3)
+
+        def forward(self, x):
+            h = self.f(x)
+            return h - h.mean(0)
+
+    with pytest.raises(EditError, match="rows are not independent in this model: the same inputs come out different"):
+        sweep(Mixes(), x, [{"f": scale(5.0)}])
+
+
+def test_what_has_no_rows_is_refused():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position, self.f = nn.Embedding(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x, loss=False):
+            out = self.f(x + self.position(torch.arange(3)))
+            return out.mean() if loss else out
+
+    model, x = Model(), torch.randn(4, 3, 3)
+    with pytest.raises(EditError, match=r"its value is not per row \(3×3 float32\).*position@0"):
+        sweep(model, x, [{"position": zero()}])
+    with pytest.raises(EditError, match=r"the model's output \(scalar float32\) is not per row"):
+        sweep(model, (x, True), [{"f": zero()}])
+    with pytest.raises(EditError, match=r"f.weight: a parameter is shared by all rows"):
+        sweep(model, x, [{"f.weight": zero()}])
+    with pytest.raises(EditError, match=r"grad\(f\): a sweep is one forward"):
+        sweep(model, x, [{"grad(f)": zero()}])
+    with pytest.raises(EditError, match="made 4×3×2 float32 of 4×3×3 float32"):
+        sweep(model, x, [{"f": lambda v: v[..., :2]}])
+    with pytest.raises(TypeError, match="a list of edits"):
+        sweep(model, x, {"f": zero()})
+    with pytest.raises(TypeError, match="no tensor among them"):
+        sweep(model, (1, 2), [{"f": zero()}])
+    with pytest.warns(TenterhookWarning, match="f@1 was never"):
+        sweep(model, x, [{"f@1": zero()}])
+
+
+def test_no_edits_is_no_forward_too_many():
+    assert sweep(nn.Linear(2, 2), torch.randn(1, 2), []) == []
