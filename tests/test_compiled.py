@@ -12,7 +12,8 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from tenterhook import capture, observe, sites
+from tenterhook import capture, edit, observe, sites
+from tenterhook.changes import scale, zero
 
 # Dynamo looks at the .grad of what flows into a graph. It hides the warning, but only after it was made an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -273,3 +274,35 @@ def test_an_exception_puts_the_stance_back(error, uses_graph):
         assert error is not ReferenceError and not uses_graph()
         raise error
     assert uses_graph()
+
+
+def test_edits_of_a_compiled_model_equal_those_of_the_plain_one(backend):
+    model = Net()
+    compiled = torch.compile(model, backend=backend)
+    plain = compiled(X)
+    edits = {"layer": scale(2.0), "act:in": lambda v: v + 1, "layer.bias": zero(), "grad(layer)": scale(3.0)}
+    with edit(model, edits):
+        truth = model(X)
+        truth.sum().backward()
+        grad = model.layer.weight.grad.clone()
+    model.zero_grad()
+    ran = backend.ran
+    with edit(compiled, edits) as session:
+        out = compiled(X)
+        out.sum().backward()
+    assert torch.equal(out, truth) and torch.equal(model.layer.weight.grad, grad)
+    assert "ran eagerly" in str(session.report()) and backend.ran == ran
+    assert torch.equal(compiled(X), plain) and backend.ran == ran + 1 and backend.made == 1
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_compiled_checkpoint_that_runs_again_after_the_session(backend, reentrant):
+    model = Net()
+    x = X.clone().requires_grad_()
+    function = torch.compile(lambda x: model(x).sin(), backend=backend)
+    function(x)
+    with edit(model, {"layer": scale(2.0)}):
+        (truth,) = torch.autograd.grad(model(x).sin().sum(), x)
+        loss = torch.utils.checkpoint.checkpoint(function, x, use_reentrant=reentrant).sum()
+    loss.backward()
+    torch.testing.assert_close(x.grad, truth)

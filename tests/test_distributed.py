@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tenterhook import _compiled, _tap, capture, sites
+from tenterhook import EditError, _compiled, _tap, capture, edit, sites
+from tenterhook.changes import at, clip_norm, scale, zero
 
 LIMIT = 60  # seconds for one test
 DDP = ["ddp", "ddp, gradient_as_bucket_view", "ddp, static_graph"]
@@ -249,3 +250,66 @@ def test_values_that_are_dtensors(kind):
     assert {"layer", "grad(layer)", "act", "grad(act)", "grad(head.0.weight)"} < sharded and len(seen) == 16
     for address in seen:
         torch.testing.assert_close(full(seen[address]), want[address], msg=address)
+
+
+@on_every_rank(*DDP)
+def test_under_ddp_a_gradient_edit_acts_before_the_reduction_or_after_it(kind):
+    """Each rank clips its own gradient, or all the averaged one; clipping does not commute with averaging."""
+    local = by_hand(batch(kind))["grad(layer.weight)"]
+    limit = 0.5 * float(local.norm())
+    clip = lambda grad: grad * min(1.0, limit / float(grad.norm()))  # noqa: E731
+    before, after = mean_over_ranks(clip(local)), clip(mean_over_ranks(local))
+    for reduced, want in ((False, before), (True, after)):
+        model = build(kind)
+        for step in range(2):  # with static_graph the first pass is different
+            model.zero_grad()
+            with edit(model, {"grad(layer.weight)": clip_norm(limit)}, reduced=reduced) as edits:
+                model(batch(kind)).square().sum().backward()
+            torch.testing.assert_close(model.module.layer.weight.grad, want)
+            assert not edits.report().silent and step in (0, 1)
+    if dist.get_world_size() > 1:
+        assert not torch.allclose(before, after)
+
+
+@on_every_rank("ddp", *FSDP, *COMPILED)
+def test_edits_of_values_and_activation_gradients_act_on_every_rank(kind):
+    twin = build("plain")
+    edits = {"layer": scale(2.0), "head:in": at((..., 0), zero()), "grad(head.0)": scale(0.5)}
+    with edit(twin, edits):
+        want = twin(batch(kind))
+        want.square().sum().backward()
+    model = build(kind)
+    model.zero_grad()
+    with edit(model, edits) as session:
+        out = model(batch(kind))
+        out.square().sum().backward()
+    assert torch.equal(out, want) and not session.report().silent
+    grads = {name.removeprefix("_orig_mod.").removeprefix("module."): p.grad for name, p in model.named_parameters()}
+    for name, p in twin.named_parameters():
+        torch.testing.assert_close(full(grads[name]), mean_over_ranks(p.grad), msg=name)
+
+
+@on_every_rank(*FSDP)
+def test_under_fsdp_a_parameters_gradient_is_edited_after_the_reduction(kind):
+    want = mean_over_ranks(by_hand(batch(kind))["grad(layer.weight)"])
+    for reduced in (False, True):
+        model = build(kind)
+        with edit(model, {"grad(layer.weight)": scale(2.0)}, reduced=reduced) as edits:
+            model(batch(kind)).square().sum().backward()
+        torch.testing.assert_close(full(model.layer.weight.grad), 2 * want)
+        assert not edits.report().silent
+
+
+@on_every_rank("ddp", "fsdp")
+def test_a_parameter_is_changed_on_every_rank_and_restored(kind):
+    twin, model = build("plain"), build(kind)
+    if kind == "fsdp":
+        with pytest.raises(EditError, match=r"layer.weight cannot be edited: FSDP2 has sharded it"):
+            edit(model, {"layer.weight": scale(2.0)}).__enter__()
+        return
+    before = [full(p).clone() for p in model.parameters()]
+    with torch.no_grad():
+        twin.layer.weight.mul_(2)
+    with edit(model, {"layer.weight": scale(2.0)}):
+        assert torch.equal(model(batch(kind)), twin(batch(kind)))
+    assert all(torch.equal(full(p), old) for p, old in zip(model.parameters(), before, strict=True))

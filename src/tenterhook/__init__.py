@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from tenterhook._errors import OverwrittenError as OverwrittenError
     from tenterhook._errors import TenterhookError as TenterhookError
     from tenterhook._errors import TenterhookWarning as TenterhookWarning
+    from tenterhook._listing import sites as sites
     from tenterhook._observe import observe as observe
     from tenterhook._session import Report as Report
     from tenterhook._sites import Site as Site
-    from tenterhook._sites import sites as sites
     from tenterhook._sweep import sweep as sweep
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOMES = {
     "edit": "_edit",
     "load_edits": "_edit_file",
     "sweep": "_sweep",
-    "sites": "_sites",
+    "sites": "_listing",
     "Site": "_sites",
     "Report": "_session",
     "TenterhookError": "_errors",

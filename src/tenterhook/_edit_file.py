@@ -43,7 +43,10 @@ def load_edits(file: str | Path) -> dict[str, Change]:
         content = json.loads(header)
         if content["version"] != _VERSION:
             raise EditError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
-        return {str(address): _decode(change, tensors) for address, change in content["edits"]}
+        edits = {str(address): _decode(change, tensors) for address, change in content["edits"]}
+        if not all(isinstance(change, Change) for change in edits.values()):
+            raise ValueError("something in it is no change")
+        return edits
     except (KeyError, TypeError, ValueError) as error:
         raise EditError(f"{file} cannot be read as edits: {error}") from error
 

@@ -166,6 +166,9 @@ class Session:
         if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             tap.missed = "it is not initialised yet; run the lazy module once before"
         elif not tap.site.address.grad:
+            if tap.changes and (id(owner), name) in self._shards:
+                what = "FSDP2 has sharded it and gathers copies of it, which would keep the change; edit what uses it"
+                raise EditError(f"{tap.site} cannot be edited: {what}")
             if tap.changes:
                 self._swap(tap, tensor, owner)
             else:

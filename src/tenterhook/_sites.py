@@ -1,6 +1,5 @@
-"""Where things are in a model: names to modules, selectors to sites, and the table of them all.
+"""Where things are in a model: names to modules, selectors to sites.
 
-    sites(model)                      a table; iterating gives a Site each, str(site) is its address
     resolve(model, "**<ReLU>:in")     the sites that a selector means, or an AddressError that helps
 
 Names are canonical: the parts that DDP, FSDP, torch.compile and checkpoint wrappers add never show. Modules in
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from tenterhook._address import Address, escape, parse
 from tenterhook._errors import AddressError, close_matches
-from tenterhook._table import Table
 
 Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
 
@@ -56,6 +54,10 @@ class Site:
         """The site of its gradient."""
         return self._with(Address(*self.address[:6], True))
 
+    def value(self) -> "Site":
+        """The site of the value, of its gradient's."""
+        return self._with(Address(*self.address[:6], False))
+
     def at(self, call: int, path: tuple[int | str, ...] = ()) -> "Site":
         """The site of one call, and of one leaf below."""
         return self._with(self.address._replace(call=call, leaf=(*self.address.leaf, *path)))
@@ -83,79 +85,7 @@ class Site:
         """The shapes of the parameters that the module itself holds."""
         module = self.module
         own = {} if module is None else _own(module, "parameter")
-        return {name: _shape_of(p) for name, p in own.items() if p is not None}
-
-
-class Sites:
-    """The table of a model's sites. Iterate for rows, print for reading."""
-
-    def __init__(self, model: nn.Module, rows: list[Site], aliases: dict[str, str]) -> None:
-        self.model = model  # rows refer to their modules weakly
-        self.rows = rows
-        self.aliases = aliases
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Site:
-        return self.rows[i]
-
-    def __str__(self) -> str:
-        return str(self._table())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
-
-    def _table(self) -> Table:
-        rows = [(str(site), site.class_name, _count(site), self._shapes(site)) for site in self.rows]
-        return Table(("address", "class", "parameters", "shapes"), rows, right=("parameters",))
-
-    def _shapes(self, site: Site) -> str:
-        same = self.aliases.get(str(site))
-        if site.kind != "module":
-            shape = "" if site.tensor is None else _times(_shape_of(site.tensor))
-            return f"{shape}, tied to {same}" if same else shape
-        if same:
-            return f"the same module as {same}"
-        return ", ".join(f"{name} {_times(shape)}" for name, shape in site.shapes.items())
-
-
-def sites(model: nn.Module, *, match: Selector = "**") -> Sites:
-    """Every address of a model, as a table that prints well.
-
-        print(sites(model))
-        [str(site) for site in sites(model, match="**<Conv2d>")]
-
-    The parameters column counts all that are under the module, shared ones once.
-    """
-    check_model(model, "sites")
-    if match != "**":
-        found = resolve(model, match)
-        return Sites(model, found, _tied(model, found))
-    names: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    rows = []
-    for name, module in walk(model):
-        first = names.setdefault(id(module), name)
-        if first != name:
-            aliases[escape(name)] = escape(first)
-        rows.append(Site(Address(escape(name)), module, "module", wide=True))
-    return Sites(model, rows, aliases)
-
-
-def _tied(model: nn.Module, found: list[Site]) -> dict[str, str]:
-    """For parameters and buffers: the other names of the same tensor."""
-    names: dict[int, list[str]] = {}
-    for kind in {site.kind for site in found} - {"module"}:
-        for name, (_, tensor) in _tensors(model, kind):
-            names.setdefault(id(tensor), []).append(escape(name))
-    others = {str(site): [n for n in names.get(id(site.tensor), ()) if n != str(site)] for site in found}
-    return {name: ", ".join(tied) for name, tied in others.items() if tied}
+        return {name: shape_of(p) for name, p in own.items() if p is not None}
 
 
 def check_model(model: object, verb: str) -> None:
@@ -377,7 +307,7 @@ def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
     found = _each_once(walk(model), None if every and cls is None else wanted, address, "module")
     if not found and address.role == "out" and not address.leaf:
         for kind in ("parameter", "buffer"):
-            found += _each_once(_tensors(model, kind), wanted, address, kind)
+            found += _each_once(tensors_of(model, kind), wanted, address, kind)
     if not found:
         raise _unknown(model, text, address)
     return found
@@ -403,7 +333,8 @@ def _each_once(
     return list(found.values())
 
 
-def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
+def tensors_of(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
+    """Every parameter or buffer, by name, with the module that holds it."""
     for name, module in walk(model):
         prefix = "" if name == "." else f"{name}."
         for part, tensor in _own(module, kind).items():
@@ -420,7 +351,7 @@ def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
         lines.append(f"its classes are {', '.join(sorted(set(classes)))}")
     else:
         names = [name for name, _ in modules]
-        names += [name for kind in ("parameter", "buffer") for name, _ in _tensors(model, kind)]
+        names += [name for kind in ("parameter", "buffer") for name, _ in tensors_of(model, kind)]
         near = close_matches(address.name, names)
     if near:
         lines.append(f"did you mean {', '.join(near)}?")
@@ -434,21 +365,6 @@ def _own(module: nn.Module, kind: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else dict(table.items())  # a ScriptModule's is no dict
 
 
-def _shape_of(tensor: Any) -> tuple[Any, ...]:
+def shape_of(tensor: Any) -> tuple[Any, ...]:
+    """The shape of a parameter or buffer, which a lazy one does not have yet."""
     return ("?",) if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) else tuple(tensor.shape)
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
-
-
-def _count(site: Site) -> str:
-    if site.kind != "module":
-        return "" if site.tensor is None else f"{_numel(site.tensor):,}"
-    module = site.module
-    total = 0 if module is None else sum(_numel(p) for p in module.parameters())
-    return f"{total:,}" if total else ""
-
-
-def _numel(p: Any) -> int:
-    return 0 if isinstance(p, nn.UninitializedParameter | nn.UninitializedBuffer) else int(p.numel())

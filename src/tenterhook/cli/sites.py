@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table; 0, or 2 with a message where that cannot be done."""
-    from tenterhook._sites import sites  # torch takes a second: only once the arguments are known to be right
+    from tenterhook._listing import sites  # torch takes a second: only once the arguments are known to be right
 
     try:
         model = load(options.model)

@@ -1,0 +1,122 @@
+"""What was captured, put into another run."""
+
+import pytest
+import torch
+from torch import nn
+
+from tenterhook import AmbiguousError, NotSeenError, capture, edit
+
+A, B = torch.randn(3, 4), torch.randn(3, 4)
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_two_lines(model):
+    with capture(model, "1") as seen:
+        model(A)
+    with edit(model, seen.patch("1")) as edits:
+        out = model(B)
+    torch.testing.assert_close(out, model(A))
+    assert edits.report().silent == []
+
+
+def test_positions(model):
+    with capture(model, "1", "0") as seen:
+        model(A)
+    index = (slice(None), [0, 2])
+    h = model[1](model[0](B)).clone()
+    h[index] = model[1](model[0](A))[index]
+    with edit(model, seen.patch("1", at=index)):
+        torch.testing.assert_close(model(B), model[2](h))
+    assert list(seen.patch("0", "1")) == ["0", "1"]
+
+
+def test_by_leaf():
+    lstm = nn.LSTM(4, 4)
+    a, b = torch.randn(2, 1, 4), torch.randn(2, 1, 4)
+    with capture(lstm, ".") as seen:
+        out_a, (h_a, c_a) = lstm(a)
+    out_b, (h_b, _) = lstm(b)
+    assert list(seen.patch(".")) == [".:out[0]", ".:out[1][0]", ".:out[1][1]"]
+    with edit(lstm, seen.patch(".")):
+        out, (h, c) = lstm(b)
+    assert torch.equal(out, out_a) and torch.equal(h, h_a) and torch.equal(c, c_a)
+    with edit(lstm, seen.patch(".:out[1][1]")):
+        out, (h, c) = lstm(b)
+    assert torch.equal(out, out_b) and torch.equal(h, h_b) and torch.equal(c, c_a)
+
+
+def test_by_call():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.step = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.step(x).tanh()
+            return x
+
+    model = Loop()
+    with capture(model, "step") as seen:
+        model(A)
+    values = seen.calls("step")
+    assert list(seen.patch("step")) == ["step@0", "step@1", "step@2"]
+    with edit(model, seen.patch("step@1")), capture(model, "step") as after:
+        model(B)
+    assert torch.equal(after["step@1"], values[1]) and not torch.equal(after["step@0"], values[0])
+    with edit(model, seen.patch("step")), capture(model, "step") as after:
+        model(B)
+    assert all(torch.equal(a, b) for a, b in zip(after.calls("step"), values, strict=True))
+
+
+def test_one_call_goes_into_every_call(model):
+    with capture(model, "1") as seen:
+        model(A)
+    with edit(model, seen.patch("1")):
+        assert torch.equal(model(B), model(A)) and torch.equal(model(B * 2), model(A))
+    with pytest.warns(match="never edited|but not the call") if False else edit(model, seen.patch("1@0")):
+        assert torch.equal(model(B), model(A))
+        assert not torch.equal(model(B), model(A))
+
+
+def test_inputs_parameters_and_gradients(model):
+    with capture(model, "2:in", "0.weight", "grad(1)") as seen:
+        model(A).sum().backward()
+    other = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    with edit(other, seen.patch("2:in", "0.weight")):
+        assert torch.equal(other(B), other[2](seen["2:in"]))
+        assert torch.equal(other[0].weight, model[0].weight)
+    with edit(other, seen.patch("grad(1)")), capture(other, "grad(1)") as after:
+        other(B).sum().backward()
+    assert torch.equal(after["grad(1)"], seen["grad(1)"])
+
+
+def test_gradients_reach_the_run_that_a_patch_came_from(model):
+    with capture(model, "1", detach=False, copy=False) as seen:
+        model(A)
+    with edit(model, seen.patch("1")):
+        model(B).sum().backward()
+    grad = model[0].weight.grad
+    model.zero_grad()
+    model(A).sum().backward()
+    torch.testing.assert_close(grad, model[0].weight.grad)
+
+
+def test_globs_modules_and_errors(model):
+    with capture(model, "**<Linear>") as seen:
+        model(A)
+        model(A)
+    assert list(seen.patch("*<Linear>")) == ["0@0", "0@1", "2@0", "2@1"]
+    assert list(seen.patch(model[0])) == ["0@0", "0@1"]
+    with pytest.raises(NotSeenError, match="1"):
+        seen.patch("1")
+    with capture(model, "grad(0)") as seen:
+        loss = model(A).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    with pytest.raises(AmbiguousError, match=r"grad\(0@0\) was captured more than once"):
+        seen.patch("grad(0)")
