@@ -147,7 +147,7 @@ def test_what_stands_for_a_change():
     assert repr(as_change(3)) == "replace(3)" and repr(as_change(zero)) == "zero()"
     assert repr(as_change(torch.ones(2, 3))) == "replace(<2×3 float32>)"
     assert repr(as_change([zero, 1.0])) == "in_turn((zero(), replace(1.0)))"
-    assert repr(at((..., 3), zero)) == "at((Ellipsis, 3), zero())"
+    assert repr(at((..., 3), zero)) == "at((..., 3), zero())"
     assert repr(as_change(torch.relu)) == "relu" and repr(as_change(nn.ReLU())) == "ReLU"
     with pytest.raises(TypeError, match="missing a required argument: 'std'"):
         noise()

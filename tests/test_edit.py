@@ -95,7 +95,7 @@ def test_none_and_the_value_itself_leave_it_as_it_is(net):
     plain = net(X)
     with edit(net, {"a": lambda v: None, "b": lambda v: v, "c:in": lambda v: print(end="")}) as edits:
         assert torch.equal(net(X), plain)
-    assert all("max |Δ| 0" in what for _, _, what in edits.report())
+    assert all(figures == ["0", "0"] for _, _, _, *figures in edits.report())
     assert "changed nothing" in str(edits.report())
 
 
@@ -246,7 +246,7 @@ def test_single_calls():
     model, x = Loop(), torch.zeros(())
     with edit(model, {"step@1": 10.0, "step@3:": lambda v, site: v + 100 * site.address.call}) as edits:
         assert model(x).tolist() == [0, 10, 2, 303, 404]
-    assert [(address, fired) for address, fired, _ in edits.report()] == [("step@1", "1×"), ("step@3:", "2×")]
+    assert [row[:2] for row in edits.report()] == [("step@1", "1×"), ("step@3:", "2×")]
     for address in ("step@-1", "step@-2:", "step@:-1"):
         with pytest.raises(AddressError, match="known only afterwards"):
             edit(model, {address: zero()})
@@ -284,7 +284,7 @@ def test_parameters_and_buffers_are_changed_and_restored_bit_for_bit():
         assert torch.equal(model(X), twin(X))
         assert torch.equal(model[0].weight, twin[0].weight)
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
-    assert [fired for _, fired, _ in edits.report()] == ["1×", "1×", "1×"]
+    assert [row[1] for row in edits.report()] == ["1×", "1×", "1×"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -474,11 +474,12 @@ def test_the_report_says_how_much_changed(net):
     with edit(net, {"a": add(0.5), "b": lambda v: v - 2, "c": scale(1.0)}) as edits:
         net(X)
         net(X)
-    rows = {address: (fired, what) for address, fired, what in edits.report()}
-    assert rows["a"] == ("2×", "add(0.5, 1.0): max |Δ| 0.5, mean 0.5")
-    assert rows["b"] == ("2×", "<lambda>: max |Δ| 2, mean 2")
-    assert rows["c"] == ("2×", "scale(1.0): max |Δ| 0, mean 0")
-    assert "note: c: this edit changed nothing" in str(edits.report())
+    assert list(edits.report()) == [
+        ("a", "2×", "add(0.5)", "0.5", "0.5"),
+        ("b", "2×", "<lambda>", "2", "2"),
+        ("c", "2×", "scale(1.0)", "0", "0"),
+    ]
+    assert edits.report().notes == ["c: this edit changed nothing"]
 
 
 def test_the_difference_is_right_although_the_value_is_overwritten_later():
@@ -486,8 +487,7 @@ def test_the_difference_is_right_although_the_value_is_overwritten_later():
     for change in (lambda v: v + 1, add(1.0), noise_like):
         with edit(model, {"0": change}) as edits:
             model(X)
-        ((_, _, what),) = edits.report()
-        assert what.endswith("max |Δ| 1, mean 1")
+        assert [row[3:] for row in edits.report()] == [("1", "1")]
 
 
 def noise_like(value, site):
@@ -508,16 +508,16 @@ def test_differences_of_infinities_integers_and_nothing():
 
     model = Model()
     cases = [
-        (torch.tensor([-torch.inf, 1.0]), at(1, 3.0), "max |Δ| 2, mean 1"),
-        (torch.tensor([1, 2]), add(3), "max |Δ| 3, mean 3"),
-        (torch.tensor([True, False]), lambda v: ~v, "max |Δ| 1, mean 1"),
-        (torch.zeros(0), scale(2.0), "nothing to compare"),
-        (torch.tensor([3 + 4j]), zero(), "max |Δ| 5, mean 5"),
+        (torch.tensor([-torch.inf, 1.0]), at(1, 3.0), ("2", "1")),
+        (torch.tensor([1, 2]), add(3), ("3", "3")),
+        (torch.tensor([True, False]), lambda v: ~v, ("1", "1")),
+        (torch.zeros(0), scale(2.0), ("–", "–")),
+        (torch.tensor([3 + 4j]), zero(), ("5", "5")),
     ]
-    for value, change, words in cases:
+    for value, change, figures in cases:
         with edit(model, {".": change}) as edits:
             model(value)
-        assert str(edits.report()).endswith(words) or words in str(edits.report())
+        assert [row[3:] for row in edits.report()] == [figures]
 
 
 # Modes
@@ -529,7 +529,7 @@ def test_no_grad_inference_mode_and_autocast(net):
         for change in (scale(2.0), lambda v: v * 2, lambda v: v.mul_(2), lambda v: (v.mul_(2), None)[1]):
             with edit(net, {"a": change}) as edits, mode:
                 torch.testing.assert_close(net(X), truth)
-            assert "max |Δ| 0," not in str(edits.report())
+            assert "changed nothing" not in str(edits.report())
     with edit(net, {"a": add(torch.ones(4))}), torch.autocast("cpu", torch.bfloat16), capture(net, "a") as seen:
         net(X)
     assert seen["a"].dtype == torch.bfloat16

@@ -1,9 +1,10 @@
-"""The cases of SEEDS.md that are about seeing, by number, with their figures."""
+"""The cases of SEEDS.md, by number, with their figures."""
 
 import torch
 from torch import nn
 
-from tenterhook import capture
+from tenterhook import capture, edit
+from tenterhook.changes import add, ones, scale
 
 
 class Square(nn.Module):
@@ -126,3 +127,48 @@ def test_s13_parameters_by_the_same_syntax():
         model(torch.randn(4, 3)).pow(2).sum().backward()
     assert torch.equal(seen["grad(fc.weight)"], model.fc.weight.grad)
     assert torch.equal(seen["grad(fc.bias)"], model.fc.bias.grad)
+
+
+def test_s4_a_gradient_is_replaced():
+    model, a = nn.Sequential(Double()), torch.ones(5, requires_grad=True)
+    with edit(model, {"grad(0)": scale(2.0)}):
+        model(a).mean().backward()
+    torch.testing.assert_close(a.grad, torch.full((5,), 0.8))
+
+
+def test_s5_inputs_are_changed_before_a_forward():
+    class Shift(nn.Module):
+        def forward(self, x, *, by):
+            return x + by
+
+    model, x = Shift(), torch.zeros(3)
+    with edit(model, {".:in[0]": add(1.0)}):
+        assert torch.equal(model(x, by=torch.tensor(5.0)), torch.full((3,), 6.0))
+    with edit(model, {".:in[by]": scale(2.0)}):
+        assert torch.equal(model(x, by=torch.tensor(5.0)), torch.full((3,), 10.0))
+    assert torch.equal(x, torch.zeros(3))
+
+
+def test_s6_an_output_is_changed_after_a_forward():
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU())
+    x = torch.randn(3, 10)
+    with edit(model, {"0": lambda v: v * 0 + 7}), capture(model, "0:in", "0") as seen:
+        assert torch.equal(model(x), torch.full((3, 20), 7.0))
+    assert torch.equal(seen["0:in"], x) and torch.equal(seen["0"], torch.full((3, 20), 7.0))
+
+
+def test_s7_the_gradient_of_the_inputs_is_replaced_by_ones():
+    layer, x = nn.Linear(10, 20), torch.randn(3, 10, requires_grad=True)
+    with edit(layer, {"grad(.:in)": ones()}):
+        layer(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3, 10))
+
+
+def test_s14_a_graph_node():
+    a = torch.ones(5, requires_grad=True)
+    b = 2 * a
+    c = b.mean()
+    with capture(c, "grad(0)") as seen, edit(b.grad_fn, {"grad(.:in[0])": scale(10.0)}):
+        c.backward()
+    torch.testing.assert_close(seen["grad(0)"], torch.full((5,), 0.2))
+    torch.testing.assert_close(a.grad, torch.full((5,), 4.0))

@@ -24,7 +24,7 @@ class _Found(NamedTuple):
 
 
 class Difference:
-    """What one edit did, over its calls. Print it."""
+    """What one edit did, over its calls."""
 
     calls = 0
     unknown = ""
@@ -86,16 +86,17 @@ class Difference:
         total = sum(one.size for one in self.measured)
         return sum(float(one.mean) * one.size for one in self.measured) / total if total else 0.0
 
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing changed wherever it was measured."""
-        return bool(self.measured) and not self.unknown and self.max == 0.0
+    def figures(self) -> tuple[str, str]:
+        """The largest and the mean difference, as a report shows them."""
+        return (f"{self.max:.3g}", f"{self.mean:.3g}") if self.measured else ("–", "–")
 
-    def __str__(self) -> str:
+    def remark(self) -> str:
+        """What there is to say of them."""
         if not self.measured:
-            return self.unknown or "nothing to compare"
-        some = f", at {len(self.measured)} of {self.calls} calls" if len(self.measured) < self.calls else ""
-        return f"max |Δ| {self.max:.3g}, mean {self.mean:.3g}{some}"
+            return self.unknown or ("there was nothing to compare" if self.calls else "")
+        some = f"measured at {len(self.measured)} of {self.calls} calls" if len(self.measured) < self.calls else ""
+        nothing = "this edit changed nothing" if self.max == 0.0 and not self.unknown else ""
+        return ", ".join(filter(None, (nothing, some)))
 
 
 def _kept(tensor: Tensor) -> Tensor:

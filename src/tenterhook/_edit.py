@@ -21,7 +21,7 @@ from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._inputs import Inputs
 from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
-from tenterhook._session import Report, Session
+from tenterhook._session import Report, Session, times
 from tenterhook._sites import Selector, Site, resolve_each
 from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, unhide, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild, version_of
@@ -325,10 +325,15 @@ class edit:
 
     def report(self) -> Report:
         """Per address: how often it was applied and how much it changed, or why it never was."""
+        rows, notes = [], []
         for tap in self._session.taps:
-            if tap.difference.is_none:
-                tap.note = "this edit changed nothing"
-        return self._session.report((tap, f"{tap.change}: {tap.difference}") for tap in self._session.taps)
+            rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
+            if not tap.fired:
+                notes.append(f"{tap.site} was never edited: {self._session.why_silent(tap)}")
+            elif remark := tap.difference.remark():
+                notes.append(f"{tap.site}: {remark}")
+        header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
+        return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
 
     def save(self, file: str | File) -> None:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""

@@ -23,6 +23,7 @@ class Step:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.name = node.name().rpartition("::")[2]  # torch::autograd::AccumulateGrad
 
 
 class Graph:
@@ -49,16 +50,16 @@ class Graph:
         found = [
             Site(Address(name, None, "", *address[3:]), step, "node", address.is_glob)
             for name, step in self.steps.items()
-            if whole("" if name == "." else f"{name}.") and address.cls in (None, step.node.name())
+            if whole("" if name == "." else f"{name}.") and address.cls in (None, step.name)
         ]
         if not found:
-            near = close_matches(address.cls or address.name, [step.node.name() for step in self.steps.values()])
+            near = close_matches(address.cls or address.name, [step.name for step in self.steps.values()])
             have = ", ".join(near or self._some())
             raise AddressError(f"nothing in this graph answers to {text!r}; its nodes are {have}")
         return found
 
     def _some(self) -> list[str]:
-        names = [f"{name} ({step.node.name()})" for name, step in self.steps.items()]
+        names = [f"{name} ({step.name})" for name, step in self.steps.items()]
         return names[:8] + ["…"] * (len(names) > 8)
 
 

@@ -248,11 +248,11 @@ class Session:
         """What fired and what did not; each row is a tap and what it saw, in words."""
         lines = []
         for tap, what in rows:
-            fired = f"{tap.fired}×" if tap.fired else "never"
-            lines.append((str(tap.site), fired, what if tap.fired else self.why_silent(tap)))
-        return Report(lines, list(self._notes()))
+            lines.append((str(tap.site), times(tap), what if tap.fired else self.why_silent(tap)))
+        return Report(("address", "fired", "value, or why there is none"), lines, list(self.notes()), ("fired",))
 
-    def _notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
+        """What a report says under its table."""
         if self.ran_eagerly and _compiled.something_was_compiled():
             yield "compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
         recomputed = max((tap.recomputed for tap in self.taps), default=0)
@@ -281,19 +281,28 @@ class Session:
         return any(id(inner) in hooked for layer in layers for inner in layer.modules())
 
 
-class Report:
-    """What a session saw, site by site, and why the silent ones stayed silent. Print it."""
+def times(tap: Tap) -> str:
+    """How often a tap fired, as reports say it."""
+    return f"{tap.fired}×" if tap.fired else "never"
 
-    def __init__(self, rows: list[tuple[str, str, str]], notes: list[str]) -> None:
+
+class Report:
+    """What a session saw or changed, site by site, and why the silent ones stayed silent. Print it."""
+
+    def __init__(
+        self, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], notes: list[str], right: Sequence[str]
+    ) -> None:
+        self.header = header
         self.rows = rows
         self.notes = notes
+        self._right = right
 
     @property
     def silent(self) -> list[str]:
         """The addresses at which nothing was seen."""
-        return [address for address, fired, _ in self.rows if fired == "never"]
+        return [address for address, fired, *_ in self.rows if fired == "never"]
 
-    def __iter__(self) -> Iterator[tuple[str, str, str]]:
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
         return iter(self.rows)
 
     def __str__(self) -> str:
@@ -305,4 +314,4 @@ class Report:
         return self._table()._repr_html_() + "".join(f"<p>note: {note}</p>" for note in self.notes)
 
     def _table(self) -> Table:
-        return Table(("address", "fired", "value, or why there is none"), self.rows, right=("fired",))
+        return Table(self.header, self.rows, right=self._right)

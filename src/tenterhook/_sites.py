@@ -47,7 +47,7 @@ class Site:
     def class_name(self) -> str:
         """The class of the module; `Parameter` or `Buffer` for a tensor of one; the name of a graph node."""
         if self.kind == "node":
-            return str(self.module.node.name()) if self.module is not None else ""
+            return str(self.module.name) if self.module is not None else ""
         return type(self.module).__name__ if self.kind == "module" else self.kind.capitalize()
 
     def gradient(self) -> "Site":

@@ -83,7 +83,11 @@ class Change:
         return self._moved[key]
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(_short, self.arguments.values()))})"
+        defaults = inspect.signature(KINDS[self.name]).parameters if self.name in KINDS else {}
+        shown = [
+            _short(x) for key, x in self.arguments.items() if x is not getattr(defaults.get(key), "default", _NONE)
+        ]
+        return f"{self.name}({', '.join(shown)})"
 
 
 class Function:
@@ -117,6 +121,7 @@ class Function:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
+_NONE = object()
 _PLAIN = {float, int, bool, type(None)}
 _CHANGES = (Change, Function)
 _CONSTANTS = (Tensor, int, float)
@@ -326,6 +331,12 @@ def _times(x: Tensor) -> str:
 
 
 def _short(x: Any) -> str:
+    """An argument for reading; an index as it is written between brackets."""
+    if isinstance(x, Tensor):
+        return f"<{_times(x)} {str(x.dtype).removeprefix('torch.')}>"
     if isinstance(x, tuple):
         return f"({', '.join(map(_short, x))})"
-    return f"<{_times(x)} {str(x.dtype).removeprefix('torch.')}>" if isinstance(x, Tensor) else repr(x)
+    if isinstance(x, slice):
+        ends = [x.start, x.stop] + [x.step] * (x.step is not None)
+        return ":".join("" if end is None else str(end) for end in ends)
+    return "..." if x is Ellipsis else repr(x)
