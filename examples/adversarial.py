@@ -47,13 +47,16 @@ def main() -> dict[str, float]:
             figures[f"{name} {epsilon:.2f}"] = accuracy(model, attack(model, images, labels, epsilon), labels)
         rows.append((f"{epsilon:.2f}", f"{figures[f'FGSM {epsilon:.2f}']:.1%}", f"{figures[f'PGD {epsilon:.2f}']:.1%}"))
     header = ("epsilon", "FGSM", f"PGD, {STEPS} steps")
-    print(f"digits read right, of {len(images)} that the model was not trained on:\n\n{Table(header, rows, right=header)}")
+    print(
+        f"digits read right, of {len(images)} that the model was not trained on:\n\n{Table(header, rows, right=header)}"
+    )
     path = Path("out/adversarial.png")
     ten, digits = one_of_each(start=TRAINING)
     shown = [pgd(model, ten, digits, epsilon) for epsilon in EPSILONS]
-    notes = [[f"read as {guess}" for guess in model(batch).argmax(1).tolist()] for batch in shown]
+    guesses = torch.stack([model(batch).argmax(1) for batch in shown])
+    notes = [["right" if g == d else f"read as {g}" for g, d in zip(row, digits, strict=True)] for row in guesses]
     pictures = [[colour(image[0]) for image in batch] for batch in shown]
-    left = [f"PGD, ε = {epsilon:.2f}" if epsilon else "image" for epsilon in EPSILONS]
+    left = [f"PGD, {epsilon:.2f}" if epsilon else "image" for epsilon in EPSILONS]
     draw(path, pictures, top=[str(digit) for digit in digits.tolist()], left=left, notes=notes)
     print(f"\nten digits, moved further and further: {path}")
     return figures

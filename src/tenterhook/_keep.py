@@ -192,7 +192,8 @@ class PlainValues(Values):
         self.how = how
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
-        if type(last) is not Tensor or self.scope not in here() or graph_task() != self.scope.task:
+        scope = self.scope
+        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task:
             return super().__call__(module, args, last)
         how = self.how
         last = last.detach()

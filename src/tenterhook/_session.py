@@ -64,19 +64,22 @@ class Session:
     taps: Sequence[Any] = ()
     ran_eagerly = False
     reduced = False  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
+    refused: tuple[Tap, ...] = ()  # parameters and buffers that cannot be had
+    swapped: tuple[Any, ...] = ()  # those that were changed
     _entered = False
     _open = False
     _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
 
-    def __init__(self, model: Any, *, frozen: bool = False) -> None:
+    def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False) -> None:
         self.model = weakref.ref(model)
-        self.scope = Scope(frozen, self)
+        self.scope = Scope(frozen)
+        if frozen or changes:
+            self.scope.session = weakref.ref(self)
         self._pending: list[dict[int, Any]] = []
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
-        self.swapped: list[Any] = []  # those that changed a parameter or buffer
 
     def __enter__(self) -> "Session":
         if self._entered:
@@ -132,15 +135,14 @@ class Session:
         module = site.owner()
         if module is None:
             raise ReferenceError(f"the module of {site} is gone")
-        if site.kind == "node":
-            self._tap_node(tap, module)
-        elif site.kind != "module":
-            self._tap_tensor(tap, module)
+        if site.kind != "module":
+            (self._tap_node if site.kind == "node" else self._tap_tensor)(tap, module)
         elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         elif site.address[3] == "out":  # the role
             # What register_forward_hook does, less its handle and options, in a quarter of the time.
-            key, hooks = next(_ids), module._forward_hooks
+            hooks = module._forward_hooks
+            key = next(_ids)
             self._placed.append((hooks, key))
             hooks[key] = tap
             if tap.needs_before:
@@ -164,7 +166,7 @@ class Session:
         tensor = self._shards.get((id(owner), name), tap.site.tensor)
         tap.calls = 1
         if tensor is None or isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            tap.missed = "it is not initialised yet; run the lazy module once before"
+            self._refuse(tap, "it is not initialised yet; run the lazy module once before")
         elif not tap.site.address.grad:
             if tap.changes and (id(owner), name) in self._shards:
                 what = "FSDP2 has sharded it and gathers copies of it, which would keep the change; edit what uses it"
@@ -174,7 +176,7 @@ class Session:
             else:
                 tap.reach(tensor, 0)
         elif not tensor.requires_grad:
-            tap.missed = "frozen: its requires_grad is False"
+            self._refuse(tap, "frozen: its requires_grad is False")
         else:
             hooks = _ParameterHooks(tap)
             if self.reduced:
@@ -184,9 +186,13 @@ class Session:
             if hasattr(tensor, "_local_tensor"):
                 self._handles.append(tensor.register_post_accumulate_grad_hook(hooks.accumulated))
 
+    def _refuse(self, tap: Tap, why: str) -> None:
+        tap.missed = why
+        self.refused += (tap,)
+
     def _swap(self, tap: Tap, tensor: Tensor, owner: nn.Module) -> None:
         """Change a parameter or buffer until the session is over; a checkpoint that uses it must know."""
-        self.swapped.append(tap)
+        self.swapped += (tap,)
         tap.swap(tensor)
         model = self.model()
         for module in () if model is None else model.modules():
@@ -209,7 +215,7 @@ class Session:
         self.scope.close()
         self._open = False
         self._remove()
-        for tap in reversed(self.swapped):
+        for tap in self.swapped[::-1]:
             tap.swap_back()
 
     def _remove(self) -> None:

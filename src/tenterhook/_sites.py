@@ -100,23 +100,17 @@ def check_model(model: object, verb: str) -> None:
 
 def resolve_all(model: Any, selectors: Sequence[Selector]) -> list[Site]:
     """The sites that some selectors mean, each once."""
-    found = [site for sites in resolve_each(model, selectors) for site in sites]
-    if len(found) == len(set(selectors)) and all(type(selector) is str for selector in selectors):
-        return found
-    return list({site.address: site for site in found}.values())
-
-
-def resolve_each(model: Any, selectors: Iterable[Selector]) -> list[list[Site]]:
-    """The sites that each of some selectors means."""
-    found: list[list[Site]] = []
+    found: list[Site] = []
+    overlap = False
     is_module = isinstance(model, nn.Module)
     for selector in selectors:
         plain = _plain(selector) if type(selector) is str and is_module else None
         if plain is not None and (module := _descend(model, plain[1])) is not None:
-            found.append([Site(plain[0], module, "module", False)])
+            found.append(Site(plain[0], module, "module", False))
         else:
-            found.append(resolve(model, selector))
-    return found
+            overlap = True
+            found += resolve(model, selector)
+    return list({site.address: site for site in found}.values()) if overlap and len(selectors) > 1 else found
 
 
 def resolve(model: Any, selector: Selector) -> list[Site]:

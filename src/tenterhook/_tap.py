@@ -14,7 +14,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -45,20 +45,22 @@ class Scope:
     is_open = False
     task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
     around: Container[Any] = ()  # the checkpoints that it was opened in
+    number = -1  # in the order of opening
+    session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
 
-    def __init__(self, frozen: bool, session: Any) -> None:
+    def __init__(self, frozen: bool) -> None:
         self.frozen = frozen
-        self.session = weakref.ref(session)
         self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
-        self.number = -1  # in the order of opening
 
     def open(self) -> None:
         """From here on, calls in this thread or async task belong to the session too."""
-        self.number = next(_numbers)
-        self.task = graph_task()
-        if self.task != -1 or may_be_checkpointed():
-            self.around = weakref.WeakSet(one for one, _ in checkpoints())
         self.is_open = True
+        if (task := graph_task()) != -1:
+            self.task = task
+        if self.session() is not None:
+            self.number = next(_numbers)
+            if task != -1 or may_be_checkpointed():
+                self.around = weakref.WeakSet(one for one, _ in checkpoints())
         _open_scopes.set((*here(), self))
 
     def close(self) -> None:

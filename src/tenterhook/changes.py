@@ -133,20 +133,20 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
     signature = inspect.signature(function)
     known = [p for p in signature.parameters.values() if p.name != "site"][1:]
     rest = signature.replace(parameters=known, return_annotation=Change)
-    names = [p.name for p in known]
+    kind, names = function.__name__, [p.name for p in known]
     holds_changes = {"change", "changes"} & set(names)
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
-        arguments: dict[str, Any] = dict(zip(names, args, strict=False))
-        if kwargs or len(args) != len(names):
-            bound = rest.bind(*args, **kwargs)
-            bound.apply_defaults()
-            arguments = dict(bound.arguments)
+        if len(args) == 1 == len(names) and not kwargs and not holds_changes:
+            return Change(kind, function, {names[0]: args[0]})
+        bound = rest.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
         for name in holds_changes:
             inner = arguments[name]
             arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
-        return Change(function.__name__, function, arguments)
+        return Change(kind, function, arguments)
 
     make.__signature__ = rest  # type: ignore[attr-defined]
     KINDS[function.__name__] = make

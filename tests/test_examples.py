@@ -1,0 +1,149 @@
+"""The examples run, are short, write what they say, and show a real effect."""
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+Figures = dict[str, float]
+
+
+def shows_digits(figures: Figures) -> bool:
+    return figures["accuracy"] > 0.9
+
+
+def shows_heat(figures: Figures) -> bool:
+    return figures["coolest"] == 1.0 and figures["on ink"] > figures["ink"] + 0.1
+
+
+def shows_less_noise(figures: Figures) -> bool:
+    cleaner = figures["guided negative"] < figures["gradient negative"] - 0.1
+    return cleaner and figures["guided on ink"] > figures["gradient on ink"] + 0.1
+
+
+def shows_completeness(figures: Figures) -> bool:
+    return figures["error"] < 1e-2 and figures["difference"] > 1
+
+
+def shows_attacks(figures: Figures) -> bool:
+    pairs = [(figures[f"FGSM {epsilon}"], figures[f"PGD {epsilon}"]) for epsilon in ("0.05", "0.10", "0.15", "0.20")]
+    stronger = all(pgd <= fgsm for fgsm, pgd in pairs)
+    return stronger and figures["FGSM 0.00"] > 0.9 and figures["FGSM 0.15"] < 0.3 and figures["PGD 0.15"] < 0.15
+
+
+def shows_transfer(figures: Figures) -> bool:
+    pixels, random, learnt = "raw pixels", "features of a random network", "features learnt from 0 to 4"
+    return all(
+        figures[f"{learnt}, {few}"] - 0.1 > figures[f"{random}, {few}"] > figures[f"{pixels}, {few}"]
+        for few in (2, 5, 20)
+    )
+
+
+def shows_where(figures: Figures) -> bool:
+    return figures["all"] >= 0.99 and figures["first"] >= 0.99 and figures["last"] < 0.6 and figures["other"] > 0.2
+
+
+def shows_moods(figures: Figures) -> bool:
+    moods = [figures[f"mood {times:+d}"] for times in (-4, -2, -1, 0, 1, 2, 4)]
+    steers = moods == sorted(moods) and moods[0] < -0.3 and moods[-1] > 0.3
+    return steers and figures["loaded"] == 1.0 and figures["closer"] > 0.02
+
+
+def shows_hidden_domain(figures: Figures) -> bool:
+    hidden = figures["domain with"] < figures["domain without"] - 0.15
+    return hidden and figures["grey with"] > figures["grey without"] + 0.02 and figures["white with"] > 0.9
+
+
+def shows_a_good_teacher(figures: Figures) -> bool:
+    own, taught = "labels alone", "labels and the teacher's features"
+    return all(figures[f"{taught}, {few}"] > figures[f"{own}, {few}"] + 0.05 for few in (1, 2, 5))
+
+
+SHOWN: dict[str, tuple[str | None, Callable[[Figures], bool]]] = {
+    "digits": ("feature_maps.png", shows_digits),
+    "grad_cam": ("grad_cam.png", shows_heat),
+    "guided_backprop": ("guided_backprop.png", shows_less_noise),
+    "integrated_gradients": ("integrated_gradients.png", shows_completeness),
+    "adversarial": ("adversarial.png", shows_attacks),
+    "transfer": (None, shows_transfer),
+    "patching": ("patching.png", shows_where),
+    "steering": (None, shows_moods),
+    "gradient_reversal": (None, shows_hidden_domain),
+    "distillation": (None, shows_a_good_teacher),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_threads():
+    """The examples use one thread; other tests go on with as many as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_path) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(tmp_path)
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_every_example_is_tested():
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common"}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_example(name, example, capsys):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80
+    picture, shows = SHOWN[name]
+    figures = example(name).main()
+    printed = capsys.readouterr().out
+    assert all(math.isfinite(figure) for figure in figures.values())
+    assert shows(figures), figures
+    assert "──" in printed and "nan" not in printed
+    assert max(map(len, printed.splitlines())) <= 120
+    if picture:
+        assert f"out/{picture}" in printed
+        with Image.open(Path("out") / picture) as page:
+            page.load()
+            assert min(page.size) > 100 and len(page.getcolors(1 << 24)) > 20
+
+
+class GuidedReLU(torch.autograd.Function):
+    """Guided backpropagation as it is written by hand."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (x > 0) * (gradient > 0)
+
+
+def test_guided_backprop_is_what_an_own_relu_gives(example):
+    guided_backprop, common = example("guided_backprop"), example("common")
+    model, (images, digits) = common.build(), common.one_of_each()
+    x = images.clone().requires_grad_()
+    value = x
+    for module in model:
+        value = GuidedReLU.apply(value) if isinstance(module, torch.nn.ReLU) else module(value)
+    (wanted,) = torch.autograd.grad(value.gather(1, digits.unsqueeze(1)).sum(), x)
+    assert not torch.equal(wanted, guided_backprop.saliency(model, images, digits))
+    assert torch.equal(wanted, guided_backprop.guided(model, images, digits))
