@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import capture
+from tenterhook import capture, edit, sweep
+from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
 from tests.test_checkpoint import ADDRESSES, Net
+from tests.test_edit_checkpoint import EDITS
+from tests.test_edit_checkpoint import Net as Segments
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -120,3 +123,58 @@ def test_shares_and_frozen_checkpoints_in_the_device_thread():
     with capture(block, "grad(0)", frozen=True) as seen:
         checkpoint(block, x.detach(), use_reentrant=False).sum().backward()
     assert seen["grad(0)"].shape == (4, 16)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_edits_are_made_again_in_the_device_thread(reentrant, edits, inside):
+    if not inside and any(address.startswith("grad") or address.endswith("weight") for address in edits):
+        pytest.skip("ends with the block")
+    plain, wrapped = Segments().cuda(), Segments(reentrant).cuda()
+    wrapped.load_state_dict(plain.state_dict())
+
+    def go(model):
+        torch.manual_seed(1)
+        leaf = torch.linspace(-1, 1, 12, device="cuda").view(3, 4).requires_grad_()
+        with edit(model, edits):
+            loss = model(leaf).pow(2).sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return loss.detach(), leaf.grad, [p.grad for p in model.parameters()]
+
+    truth, mine = go(plain), go(wrapped)
+    torch.testing.assert_close(mine, truth)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_editing_waits_for_nothing_until_the_report_is_read():
+    model, x = mlp(), torch.randn(8, 16, device="cuda", requires_grad=True)
+    vector = torch.ones(32)  # on the CPU: moved once
+    edits = {"0": [scale(2.0), at((..., slice(0, 4)), zero())], "2:in": lambda v: v.mul_(2), "grad(0)": clip_norm(0.1)}
+    edits |= {"grad(2.weight)": reverse(), "1": add(vector.cuda())}
+    with edit(model, edits):
+        model(x).sum().backward()
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        with edit(model, edits) as session:
+            for _ in range(3):
+                model(x).pow(2).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert session.report().silent == [] and "changed nothing" not in str(session.report())
+    with edit(model, {"1": add(vector)}):
+        torch.testing.assert_close(model(x), model[2](model[1](model[0](x)) + 1), msg="a change is moved to the device")
+
+
+def test_a_sweep_on_the_gpu_equals_single_runs():
+    model, x = mlp().eval(), torch.randn(5, 16, device="cuda")
+    edits = [{"0": at((..., k), zero())} for k in range(32)] + [{"1": noise(0.1, seed=k)} for k in range(4)]
+    with torch.no_grad():
+        for changes, out in zip(edits, sweep(model, x, edits), strict=True):
+            with edit(model, changes):
+                if "1" not in changes:  # noise is drawn for the rows of each edit, here as there
+                    torch.testing.assert_close(out, model(x), atol=1e-5, rtol=1e-5)
