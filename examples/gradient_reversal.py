@@ -1,4 +1,4 @@
-"""Domain-adversarial training: features that tell less of the domain an image is from, and serve both domains better.
+"""Domain-adversarial training: features that tell less of the domain an image is from, and so serve the unlabelled one.
 
 python examples/gradient_reversal.py        prints a table
 
@@ -30,7 +30,7 @@ class TwoHeads(nn.Module):
 
 def greyed(images: Tensor) -> Tensor:
     """The second domain: the same ink on grey paper."""
-    return (images + 0.3) / 1.3
+    return (images + 0.6) / 1.6
 
 
 def learn(images: Tensor, labels: Tensor, times: float) -> TwoHeads:

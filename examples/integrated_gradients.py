@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tenterhook import capture
 from tenterhook._table import Table
 
-STEPS = 256
+STEPS = 1024
 
 
 def integrated_gradients(model: nn.Module, images: Tensor, digits: Tensor) -> Tensor:

@@ -498,7 +498,7 @@ def test_long_sessions_measure_now_and_then(net):
     with edit(net, {"a": add(1.0)}) as edits, torch.no_grad():
         for _ in range(100):
             net(X)
-    assert "at 11 of 100 calls" in str(edits.report())  # the first 8, and 16, 32, 64
+    assert "in the 11 of 100 calls that were measured" in str(edits.report())  # the first 8, and 16, 32, 64
 
 
 def test_differences_of_infinities_integers_and_nothing():
@@ -659,3 +659,253 @@ def test_an_edit_holds_no_graph_and_no_model(net):
     kept = [t for tap in edits._session.taps for old, _, new in tap.difference._put_off for t in (old, new)]
     assert not any(t.requires_grad for t in kept if t is not None)
     del out
+
+
+# Found by trying to break it
+
+
+def test_autocasts_cache_of_weights_does_not_hide_or_keep_a_change():
+    m, x = nn.Linear(3, 4, bias=False), torch.ones(2, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = m(x)
+        with edit(m, {"weight": zero()}):
+            assert not m(x).any()
+        assert torch.equal(m(x), plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_parameters_of_a_script_module_are_restored():
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with edit(model, {"0.weight": zero(), "0.bias": zero()}):
+        assert not model(torch.ones(1, 2)).any()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_parameters_made_in_inference_mode_are_restored():
+    with torch.inference_mode():
+        m = nn.Linear(2, 2)
+        before = m.weight.clone()
+        with edit(m, {"weight": zero()}):
+            assert not m.weight.any()
+        assert torch.equal(m.weight, before)
+    with edit(m, {"weight": zero()}):
+        assert not m.weight.any()
+    assert torch.equal(m.weight, before)
+    model = nn.Identity()
+    model.register_buffer("wide", torch.zeros(1, 3).expand(4, 3))
+    with pytest.raises(EditError, match="wide cannot be edited: unsupported operation"):
+        edit(model, {"wide": 1.0}).__enter__()
+
+
+def test_blocks_that_end_in_the_order_in_which_they_began():
+    m = nn.Linear(2, 2)
+    before = m.weight.detach().clone()
+
+    def block(k):
+        with edit(m, {"weight": scale(k)}):
+            yield
+
+    first, second, third = block(2.0), block(3.0), block(5.0)
+    for one in (first, second, third):
+        next(one)
+    for one in (second, first, third):
+        one.close()
+    assert torch.equal(m.weight, before)
+
+
+def test_a_parameter_that_is_replaced_inside_comes_back():
+    m = nn.Linear(2, 2)
+    weight, before = m.weight, m.weight.detach().clone()
+    with pytest.warns(TenterhookWarning, match="weight was changed inside the block"):
+        with edit(m, {"weight": scale(2.0)}):
+            m.load_state_dict({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, assign=True)
+    assert m.weight is weight and torch.equal(m.weight, before)
+
+
+def test_what_writes_without_a_trace_is_noticed_too():
+    norm = nn.BatchNorm1d(4)
+    with pytest.warns(TenterhookWarning, match="running_mean was changed inside"):
+        with edit(norm, {"running_mean": 1.0}):
+            norm(X + 5)
+    assert not norm.running_mean.any()
+    m = nn.Linear(4, 2)
+    before, optimizer = m.weight.detach().clone(), torch.optim.SGD(m.parameters(), lr=0.1, fused=True)
+    with pytest.warns(TenterhookWarning, match="weight was changed inside"), edit(m, {"weight": scale(2.0)}):
+        m(X).sum().backward()
+        optimizer.step()
+    assert torch.equal(m.weight, before)
+
+
+def test_a_change_that_learns_cannot_be_one_of_a_parameter():
+    m, learnt = nn.Linear(2, 2), torch.ones(2, 2, requires_grad=True)
+    with pytest.raises(EditError, match="weight cannot be edited: it is changed once, on entering, so no gradient"):
+        edit(m, {"weight": add(learnt)}).__enter__()
+    with pytest.raises(EditError, match="cannot be edited"):
+        edit(nn.Linear(2, 2), {"weight": lambda w: w * learnt}).__enter__()
+
+
+def test_many_parameters_are_changed_in_little_time_and_with_few_hooks():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2)) for _ in range(300)])
+    with edit(model, {"**.weight": scale(2.0)}):
+        assert len(model._forward_pre_hooks) == 1
+
+
+def test_a_function_that_writes_without_a_trace():
+    def through_data(v):
+        v.data[:, 0] = 0
+
+    def through_numpy(v):
+        v.detach().numpy()[:, 0] = 0
+        return v
+
+    m = nn.Linear(4, 3)
+    for f in (through_data, through_numpy):
+        with edit(m, {".": f}):
+            assert not m(X)[:, 0].any()
+
+    class Box(nn.Module):
+        def forward(self, x):
+            return {"x": x * 1, "n": 1}
+
+    def count(value):
+        value["n"] = 5
+
+    box = Box()
+    with edit(box, {".": count}):
+        assert box(X)["n"] == 5
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = x * 1
+        out = self.relu(h)
+        out += 1
+        return h
+
+
+def test_what_a_module_writes_into_its_edited_input_reaches_the_caller():
+    model, x = InPlace(), torch.tensor([-1.0, 2.0], requires_grad=True)
+    with edit(model, {"relu:in": scale(3.0)}):
+        out = model(x)
+    assert out.tolist() == [1.0, 7.0]
+    assert torch.autograd.grad(out.sum(), x)[0].tolist() == [0.0, 3.0]
+    with edit(model, {"grad(relu:in)": scale(2.0)}):
+        out = model(x)
+        assert out.tolist() == [1.0, 3.0]
+        assert torch.autograd.grad(out.sum(), x)[0].tolist() == [0.0, 2.0]
+    with torch.no_grad(), edit(model, {"relu:in": lambda v: v * 3}):
+        assert model(x).tolist() == [1.0, 7.0]
+
+
+def test_whole_numbers_take_no_parts():
+    model, x = nn.Identity(), torch.tensor([1, 2, 3])
+    for change in (scale(torch.tensor(0.5)), add(torch.tensor(0.7)), scale(0.5), replace(torch.tensor(0.5))):
+        with pytest.raises(EditError, match="of 3 int64"), edit(model, {".": change}):
+            model(x)
+    with pytest.raises(ValueError, match=r"1.5 is no int64, which the value is"), edit(model, {".": 1.5}):
+        model(x)
+    with edit(model, {".": 2.0}):
+        assert model(x).tolist() == [2, 2, 2]
+    linear = nn.Linear(4, 2)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), edit(linear, {".": torch.tensor([1, 2])}):
+            assert linear(X).tolist() == [[1, 2]] * 3
+
+
+def test_parts_of_another_shape_are_refused():
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"at these positions it made 1 of 4 \(in the change at \.@0\)"):
+        with edit(model, {".": at(0, lambda v: v[:1])}):
+            model(X)
+    with pytest.raises(EditError, match="made 1×4 float32 of 4×4 float32"):
+        edit(model, {"weight": any_shape(lambda w: w[:1])}).__enter__()
+    with pytest.raises(EditError, match=r"grad\(\.\): a gradient has the shape"):
+        edit(model, {"grad(.)": any_shape(lambda g: g[:1])})
+
+
+def test_any_shape_in_a_list_and_of_a_structure():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with edit(model, {".": [any_shape(lambda v: v[:2]), scale(2.0)]}):
+        assert model(X).shape == (2, 4)
+
+    class Two(nn.Module):
+        def forward(self, a, b=0, c=0):
+            return a, b, c
+
+    two = Two()
+    with edit(two, {".:in": any_shape(lambda given: (*given, 7)), ".": any_shape(lambda out: [*out, 9])}):
+        assert two(1, 2) == [1, 2, 7, 9]
+
+
+def test_the_report_tells_no_lies():
+    model, x = nn.Identity(), torch.ones(2)
+    with edit(model, {".": lambda v, site: v * 1000 if site.address.call == 9 else None}) as edits:
+        for _ in range(12):
+            model(x)
+    assert edits.report().notes == [".: this edit changed nothing in the 8 of 12 calls that were measured"]
+    vector = torch.ones(2)
+    with edit(model, {".": add(vector)}) as edits:
+        model(x)
+    vector.mul_(100)
+    assert next(iter(edits.report()))[3:] == ("–", "–") and "overwritten before they could be compared" in str(
+        edits.report()
+    )
+    with edit(model, {".": scale(-1.0)}) as edits:
+        model(torch.tensor([4e4], dtype=torch.float16))
+    assert next(iter(edits.report()))[3:] == ("8e+04", "8e+04")
+    with edit(model, {".": lambda v, site: v * (torch.nan if site.address.call else 2)}) as edits:
+        model(x)
+        model(x)
+    assert next(iter(edits.report()))[3:] == ("nan", "nan")
+
+
+def test_sparse_gradients():
+    model = nn.Embedding(4, 3, sparse=True)
+    with edit(model, {"grad(weight)": scale(2.0)}) as edits:
+        model(torch.tensor([1, 1])).sum().backward()
+    assert model.weight.grad.to_dense()[1].tolist() == [4.0, 4.0, 4.0]
+    assert "grad(weight): a sparse tensor cannot be compared" in str(edits.report())
+
+
+def test_a_change_that_raised_and_was_caught_says_so(net):
+    class Careful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            try:
+                return self.inner(x)
+            except ValueError:
+                return x
+
+    model = Careful()
+    with pytest.warns(TenterhookWarning, match="inner was never edited: its change raised an exception"):
+        with edit(model, {"inner": raises}):
+            model(X)
+
+
+def test_an_output_without_a_tensor():
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return None
+
+    model = Nothing()
+    with pytest.raises(EditError, match=r"zero\(\) changes one tensor, and this is None, without any"):
+        with edit(model, {".": zero()}):
+            model(X)
+
+
+def test_a_moved_tensor_is_kept_once():
+    vector, model = torch.zeros(4), nn.Linear(4, 4).double()
+    change = add(vector)
+    with edit(model, {".": change}):
+        for _ in range(20):
+            vector.add_(1)
+            model(X.double())
+    assert len(change._moved) == 1

@@ -1,13 +1,21 @@
 """Edits under activation checkpointing: the recomputation makes them again, even after the session is over."""
 
+import contextlib
+import functools
 import gc
+import itertools
 import threading
 import weakref
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 from tenterhook import EditError, TenterhookWarning, capture, edit
 from tenterhook.changes import add, at, noise, ones, replace, reverse, scale, zero
@@ -312,3 +320,93 @@ def test_no_grad_and_inference_pay_no_attention_to_checkpoints():
     for mode in (torch.no_grad, torch.inference_mode):
         with edit(model, {"layers.1": scale(2.0)}), edit(plain, {"layers.1": scale(2.0)}), mode():
             assert torch.equal(model(X), plain(X))
+
+
+# Found by trying to break it
+
+
+@BOTH
+def test_a_changed_parameter_that_no_module_in_the_checkpoint_holds(reentrant):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(4, 4)
+
+        def part(self, x):
+            return torch.tanh(self.layer(x) * self.gamma)
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=reentrant).sum()
+
+    model, x = Model(), X.clone().requires_grad_()
+    with edit(model, {"gamma": scale(3.0)}):
+        loss = model(x)
+    with pytest.raises(EditError, match="gamma: it ran with a changed value under a checkpoint"):
+        loss.backward()
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x):
+        return self.inner(x) if self.reentrant is None else checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("kinds", [*itertools.product([None, True, False], repeat=3)])
+@pytest.mark.parametrize("inside", [True, False])
+def test_three_checkpoints_within_each_other(kinds, inside):
+    def go(kinds):
+        torch.manual_seed(0)
+        layer, rest = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        nested = nn.Sequential(Wrapped(Wrapped(layer, kinds[2]), kinds[1]), rest)
+        model = Wrapped(nested, kinds[0])
+        x = X.clone().requires_grad_()
+        with edit(model, {"inner.0.inner.inner": lambda v: v * 2, "inner.1.0:in": scale(3.0)}):
+            loss = model(x).pow(2).sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return loss.detach(), x.grad, [p.grad for p in model.parameters()]
+
+    same(go(kinds), go((None,) * 3))
+
+
+@pytest.mark.parametrize(
+    "saved", [torch.ops.aten.mul.Tensor, torch.ops.aten.clone.default, torch.ops.aten.addmm.default]
+)
+@pytest.mark.parametrize(
+    "change", [scale(2.0), lambda v: v * 2, [lambda v: v * 2]], ids=["ready-made", "function", "list"]
+)
+@pytest.mark.parametrize("watch", [False, True])
+def test_selective_checkpoints_count_on_nothing_that_is_ours(saved, change, watch):
+    """They remember what some operations gave, in order; measuring and keeping must not be among them."""
+
+    def policy(context, operation, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if str(operation) == f"aten.{saved}" else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def part(self, x):
+            for _ in range(5):
+                x = torch.tanh(self.layer(x).clone()) * 1.5
+            return x
+
+        def forward(self, x, selective):
+            contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+            return checkpoint(self.part, x, use_reentrant=False, context_fn=contexts) if selective else self.part(x)
+
+    model = Model().double()
+    grads = []
+    for selective in (False, True):
+        model.zero_grad()
+        with edit(model, {"layer": change}), capture(model, "layer") if watch else contextlib.nullcontext():
+            model(X.double(), selective).pow(2).sum().backward()
+        grads.append(model.layer.weight.grad)
+    torch.testing.assert_close(*grads)

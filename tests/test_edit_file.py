@@ -139,3 +139,36 @@ edit(torch.nn.Linear(1, 1), {".": 0.0}).save("x")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'pip install "tenterhook[safetensors]"' in done.stderr
+
+
+def test_two_selectors_for_one_address_are_both_kept(model, tmp_path):
+    file = tmp_path / "x.safetensors"
+    edit(model, {model[0]: scale(2.0), (lambda name, m: name == "0"): add(1.0)}).save(file)
+    assert repr(load_edits(file)) == "{'0': in_turn((scale(2.0), add(1.0)))}"
+
+
+def test_kinds_of_tuples_as_an_index(model, tmp_path):
+    file = tmp_path / "x.safetensors"
+    edit(model, {"0": at(torch.Size([0, 1]), zero())}).save(file)
+    assert load_edits(file)["0"].arguments["index"] == (0, 1)
+
+
+def test_what_cannot_be_stored_says_where(model, tmp_path):
+    with pytest.raises(EditError, match="saved"):
+        edit(model, {"0": add(torch.ones(2, 2).to_sparse())}).save(tmp_path / "x")
+    with pytest.raises(EditError, match="there is no folder"):
+        edit(model, {"0": zero()}).save(tmp_path / "no" / "such" / "x.safetensors")
+
+
+def test_a_file_that_is_nested_without_end(tmp_path):
+    file = tmp_path / "x.safetensors"
+    deep = '{"list": [' * 5000 + "1" + "]}" * 5000
+    start, end = '{"version": 1, "edits": [["a", {"change": "at", "arguments": {"index": ', ', "change": 1}}]]}'
+    header = start + deep + end
+    save_file({"w": torch.ones(2)}, file, metadata={"tenterhook.edits": header})
+    with pytest.raises(EditError, match="cannot be read as edits"):
+        load_edits(file)
+    text = '{"version": 1, "edits": [["a", {"change": "scale", "arguments": {"by": "os"}}]]}'
+    save_file({"w": torch.ones(2)}, file, metadata={"tenterhook.edits": text})
+    with pytest.raises(EditError, match="'os' has no place in it"):
+        load_edits(file)

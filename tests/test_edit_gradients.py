@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tenterhook import EditError, TenterhookWarning, capture, edit
 from tenterhook.changes import add, at, clip_norm, ones, reverse, scale, zero
@@ -357,3 +358,60 @@ def test_grad_scaler_and_autocast_see_scaled_gradients():
     with edit(model, {"grad(a)": scale(2.0)}), capture(model, "grad(a)") as seen, torch.autocast("cpu", torch.bfloat16):
         scaler.scale(model(X).sum()).backward()
     torch.testing.assert_close(seen["grad(a)"], 16 * plain["grad(a)"])
+
+
+# Found by trying to break it
+
+
+def test_one_tensor_that_passes_a_site_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x):
+            y = self.drop(x * 1)
+            z = self.drop(y)
+            return (y * 3 + z * 5).sum()
+
+    class Again(nn.Module):
+        def forward(self, x, n=2):
+            return x * 1 if n == 0 else self(x, n - 1) + x * 10
+
+    x = torch.ones(1, requires_grad=True)
+    for address in ("grad(drop:in)", "grad(drop)"):
+        model = Twice().eval()
+        with edit(model, {address: scale(2.0)}):
+            assert torch.autograd.grad(model(x), x)[0].item() == (5 * 2 + 3) * 2
+    model = Again()
+    with edit(model, {"grad(.:in[0])": scale(2.0)}):
+        assert torch.autograd.grad(model(x).sum(), x)[0].item() == ((2 + 10) * 2 + 10) * 2
+
+
+def test_a_view_that_is_written_into_later_keeps_its_edit():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flat, self.relu = nn.Flatten(), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            return self.flat(x * 1).sum() + self.relu(self.flat(x * 1)).sum()
+
+    model, x = Model(), torch.ones(2, 2, 2, requires_grad=True)
+    with edit(model, {"grad(flat)": scale(10.0)}):
+        model(x).backward()
+    assert torch.equal(x.grad, torch.full((2, 2, 2), 20.0))
+
+
+def test_a_reentrant_checkpoint_does_not_know_the_end_of_the_pass():
+    layer, x = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(EditError, match=r"grad\(weight\): a reentrant checkpoint is a backward pass of its own"):
+        with edit(layer, {"grad(weight)": scale(0.5)}, reduced=True):
+            checkpoint(layer, x, use_reentrant=True).sum().backward()
+    layer.zero_grad()
+    with edit(layer, {"grad(weight)": scale(0.5)}, reduced=True):
+        checkpoint(layer, checkpoint(layer, x, use_reentrant=False), use_reentrant=False).sum().backward()
+    mine = layer.weight.grad.clone()
+    layer.zero_grad()
+    layer(layer(x)).sum().backward()
+    torch.testing.assert_close(mine, layer.weight.grad / 2)

@@ -57,8 +57,8 @@ def shows_moods(figures: Figures) -> bool:
 
 
 def shows_hidden_domain(figures: Figures) -> bool:
-    hidden = figures["domain with"] < figures["domain without"] - 0.15
-    return hidden and figures["grey with"] > figures["grey without"] + 0.02 and figures["white with"] > 0.9
+    hidden = figures["domain with"] < figures["domain without"] - 0.2
+    return hidden and figures["grey with"] > figures["grey without"] + 0.03 and figures["white with"] > 0.9
 
 
 def shows_a_good_teacher(figures: Figures) -> bool:

@@ -168,7 +168,7 @@ def test_what_has_no_rows_is_refused():
         sweep(model, (x, True), [{"f": zero()}])
     with pytest.raises(EditError, match=r"f.weight: a parameter is shared by all rows"):
         sweep(model, x, [{"f.weight": zero()}])
-    with pytest.raises(EditError, match=r"grad\(f\): a sweep is one forward"):
+    with pytest.raises(EditError, match=r"grad\(f\): a sweep is a forward pass"):
         sweep(model, x, [{"grad(f)": zero()}])
     with pytest.raises(EditError, match="made 4×3×2 float32 of 4×3×3 float32"):
         sweep(model, x, [{"f": lambda v: v[..., :2]}])
@@ -182,3 +182,47 @@ def test_what_has_no_rows_is_refused():
 
 def test_no_edits_is_no_forward_too_many():
     assert sweep(nn.Linear(2, 2), torch.randn(1, 2), []) == []
+
+
+# Found by trying to break it
+
+
+def test_rows_that_depend_on_later_ones_are_refused_too():
+    class Togo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.f(x).flip(0).cumsum(0).flip(0)
+
+    class Weakly(Togo):
+        def forward(self, x):
+            h = self.f(x)
+            return h - 1e-2 * h.mean(0) + 1
+
+    for model in (Togo(), Weakly()):
+        with pytest.raises(EditError, match="rows are not independent"):
+            sweep(model, torch.randn(4, 3), [{"f": scale(3.0)}, {}])
+
+
+def test_each_edit_makes_its_changes_in_the_order_written():
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)
+    both = {"0": scale(2.0), "*": add(1.0)}, {"*": add(1.0), "0": scale(2.0)}
+    check(model, x, [*both, {"0@0": scale(3.0), "0": add(1.0)}, {"0": add(1.0), "0@0": scale(3.0)}])
+    with pytest.raises(ValueError, match="at_once is how many edits go into one forward, got -1"):
+        sweep(model, x, both, at_once=-1)
+
+
+def test_a_cache_of_all_rows_is_not_handed_out():
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=10, n_positions=8, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        out = sweep(model, torch.zeros(1, 3, dtype=torch.long), [{"transformer.h.0": zero()}])
+    assert repr(out[0].past_key_values) == "<DynamicCache: not a tensor, not kept>"
+
+
+def test_one_of_several_calls_that_never_comes():
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.warns(TenterhookWarning, match="0@1 was never edited: that call never came"):
+        sweep(model, torch.randn(2, 3), [{"0": zero()}, {"0@1": zero()}])

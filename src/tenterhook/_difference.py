@@ -5,11 +5,13 @@ somebody asks, and after the first few calls only those are measured whose numbe
 change can be made again on the old value, so that alone is kept; of what a function made, a copy.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tenterhook._replay import unrecorded
 from tenterhook._tree import leaves, version_of
 
 _MEASURE_ALL = 8
@@ -27,6 +29,7 @@ class Difference:
     """What one edit did, over its calls."""
 
     calls = 0
+    _made_with = 0  # the version of the change
     unknown = ""
     _put_off: Any = None
 
@@ -46,27 +49,28 @@ class Difference:
             return
         if new is None:
             self._found.append(_Found(0.0, 0.0, 1))
-        elif self._change.is_pure and isinstance(old, Tensor):
-            self._put_off = [(_kept(old), version_of(old), None)]
-        elif type(new) is Tensor and type(old) is Tensor:
-            self._put_off = [(_kept(old), version_of(old), new.detach().clone())]
-        else:
-            after = dict(leaves(new))
-            pairs = [(t, after.get(path)) for path, t in leaves(old)]
-            self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
+            return
+        with unrecorded():
+            if self._change.is_pure and isinstance(old, Tensor):
+                self._put_off = [(_kept(old), version_of(old), None)]
+                self._made_with = self._change.version()
+            else:
+                after = dict(leaves(new))
+                pairs = [(t, after.get(path)) for path, t in leaves(old)]
+                self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
 
     def _settle(self) -> None:
         pairs, self._put_off = self._put_off, None
-        with torch.no_grad():
+        with unrecorded(), torch.no_grad():
             for old, version, new in pairs or ():
-                if version_of(old) != version:
-                    self.unknown = "the value was overwritten before it could be compared"
+                if version_of(old) != version or (new is None and self._change.version() != self._made_with):
+                    self.unknown = "the value or the change was overwritten before they could be compared"
                     continue
                 try:
                     new = self._change(old) if new is None else new
                     self._found += _compared(old, new)
-                except RuntimeError as error:  # a tensor of torch.func, whose transform is over
-                    self.unknown = str(error).splitlines()[0]
+                except (NotImplementedError, RuntimeError):  # sparse; or of torch.func, whose transform is over
+                    self.unknown = f"{_kind(old)} cannot be compared"
 
     @property
     def measured(self) -> list[_Found]:
@@ -78,7 +82,8 @@ class Difference:
     @property
     def max(self) -> float:
         """The largest absolute difference; reading it waits for the device."""
-        return max((float(one.largest) for one in self.measured), default=0.0)
+        largest = [float(one.largest) for one in self.measured]
+        return math.nan if any(map(math.isnan, largest)) else max(largest, default=0.0)
 
     @property
     def mean(self) -> float:
@@ -94,9 +99,10 @@ class Difference:
         """What there is to say of them."""
         if not self.measured:
             return self.unknown or ("there was nothing to compare" if self.calls else "")
-        some = f"measured at {len(self.measured)} of {self.calls} calls" if len(self.measured) < self.calls else ""
-        nothing = "this edit changed nothing" if self.max == 0.0 and not self.unknown else ""
-        return ", ".join(filter(None, (nothing, some)))
+        some = f"in the {len(self.measured)} of {self.calls} calls that were measured"
+        if self.max == 0.0 and not self.unknown:
+            return "this edit changed nothing" + (f" {some}" if len(self.measured) < self.calls else "")
+        return f"the differences are those {some}" if len(self.measured) < self.calls else ""
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -105,12 +111,16 @@ def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+def _kind(tensor: Tensor) -> str:
+    return "a sparse tensor" if tensor.layout != torch.strided else "such a tensor"
+
+
 def _compared(old: Tensor, new: Tensor) -> list[_Found]:
     if old.shape != new.shape or not old.numel():
         return []
-    if not (old.is_floating_point() or old.is_complex()):
-        old, new = old.double(), new.double()
+    is_whole = not (old.is_floating_point() or old.is_complex())
+    wide = torch.promote_types(old.dtype, torch.float64 if is_whole else torch.float32)
+    old, new = old.to(wide), new.to(wide)
     # Equal infinities differ by nothing; subtracted, they would give NaN.
     apart = torch.where(old == new, 0, new - old).abs()
-    apart = apart.float() if apart.dtype.itemsize < 4 else apart
     return [_Found(apart.amax(), apart.mean(), apart.numel())]

@@ -24,6 +24,7 @@ from tenterhook._inputs import Inputs
 from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._session import Report, Session, times
 from tenterhook._sites import Selector, Site, resolve_all
+from tenterhook._swap import Swap
 from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, unhide, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild, version_of
 from tenterhook.changes import Change, Function, as_change
@@ -38,7 +39,7 @@ class Edit(Tap):
     changes = True
     applied = 0
     overwritten = False
-    _swapped: tuple[Tensor, Tensor, Tensor, int] | None = None
+    _swapped: Swap | None = None
 
     def __init__(self, site: Site, change: Change | Function, scope: Scope) -> None:
         super().__init__(site, scope)
@@ -81,11 +82,12 @@ class Edit(Tap):
         try:
             new = self._made(shown, call, path)
         except Exception as error:
+            self.missed = "its change raised an exception"
             _blame(error, self.site.at(call, path))
             raise
         if new is shown:
             return None
-        if not _are_alike(shown, new) and getattr(self.change, "name", "") != "any_shape":
+        if not _are_alike(shown, new) and (self.change.keeps_shape or self.site.kind != "module"):
             check_alike(shown, new, self.site.at(call, path))
         return old.with_plain(new) if isinstance(old, Inputs) else new
 
@@ -95,17 +97,19 @@ class Edit(Tap):
             return change(value)
         site = self.site.at(call, path)
         with hidden(self.scope):
-            if isinstance(change, Function) or isinstance(value, Tensor):
+            if isinstance(value, Tensor) or _is_for_structures(change):
                 return change(value, site)
             # A ready-made change is for a tensor; in a structure with just one, it is for that one.
             found = list(leaves(value))
             if len(found) != 1:
-                raise EditError(f"{change} changes one tensor, and this is {describe(value)}, with {paths_of(value)}")
+                have = f"with {paths_of(value)}" if found else "without any"
+                raise EditError(f"{change} changes one tensor, and this is {describe(value)}, {have}")
             ((inside, tensor),) = found
             return put(value, inside, change(tensor, site))
 
     def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
         """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
+        self.copied = ()
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
             return part, value
         elsewhere = _others(value, part)
@@ -115,13 +119,14 @@ class Edit(Tap):
             if id(tensor) not in copies:
                 own = self.scope.thaw(tensor)
                 shared = isinstance(value, Inputs) or id(tensor) in elsewhere or _is_older(tensor, since)
-                lonely = own is not tensor or not own.requires_grad or self.is_edited(tensor)
+                lonely = own is not tensor or not own.requires_grad or self.is_copied_for_us(tensor)
                 copies[id(tensor)] = own.clone() if shared and not lonely else own
             return copies[id(tensor)]
 
         own = rebuild(part, copy, opaque=itself)
         if all(a is b for (_, a), (_, b) in zip(leaves(own), leaves(part), strict=True)):
             return part, value
+        self.copied = {id(tensor) for tensor in copies.values()}
         return own, with_part(value, self.site.address.leaf, own)
 
     def hook_leaves(self, part: Any, call: int) -> None:
@@ -144,27 +149,22 @@ class Edit(Tap):
 
     def swap(self, tensor: Tensor) -> None:
         """Put the changed value into a parameter or buffer, until `swap_back`."""
-        backup = tensor.detach().clone()
-        new = self._changed(tensor.detach(), 0)
-        self.applied += 1
-        self.difference.note(backup, None if new is None else new.detach())
-        new = backup if new is None else new
-        with torch.no_grad():
-            tensor.copy_(new)
-        self._swapped = (tensor, backup, new, tensor._version)
+        try:
+            self._swapped = Swap(tensor)
+            new = self._changed(tensor.detach(), 0)
+            self._swapped.put(self._swapped.backup if new is None else new)
+        except RuntimeError as error:
+            if isinstance(error, EditError):
+                raise
+            raise EditError(f"{self.site} cannot be edited: {error}") from error
+        self._count_in(self._swapped.backup, new)
 
     def swap_back(self) -> None:
-        if self._swapped is None:
-            return
-        tensor, backup, new, version = self._swapped
-        self._swapped = None
-        self.overwritten = tensor._version != version and not torch.equal(tensor, new)  # an inner session may write too
-        with torch.no_grad():
-            tensor.copy_(backup)
-        module, name = self.site.module, self.site.address.name.rpartition(".")[2]
-        if module is not None and module._buffers.get(name, tensor) is not tensor:
-            module._buffers[name] = tensor
-            self.overwritten = True
+        swapped, self._swapped = self._swapped, None
+        if swapped is not None:
+            module, name = self.site.module, self.site.address.name.rpartition(".")[2]
+            table = getattr(module, f"_{self.site.kind}s", None)
+            self.overwritten = swapped.put_back(table if type(table) is dict else {}, name)
 
 
 class PlainEdit(Edit):
@@ -237,18 +237,18 @@ class PlainFunction(Edit):
         call = self.calls
         self.calls = call + 1
         copy = last.clone()
-        version = copy._version
         token = hide(scope)
         try:
             new = self.change.function(copy)
         except Exception as error:
+            self.missed = "its change raised an exception"
             _blame(error, self.site.at(call))
             raise
         finally:
             unhide(token)
         self.applied += 1
-        if new is None or new is copy:
-            new = None if copy._version == version else copy
+        if new is None:
+            new = copy
         elif not _are_alike(last, new):
             check_alike(last, new, self.site.at(call))
         self.difference.note(last, new)
@@ -359,6 +359,8 @@ def _plain_kind(change: Any) -> Any:
 def _tap(site: Site, change: Change | Function, scope: Scope) -> Edit:
     if not known_when_made(site.address.call):
         raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
+    if site.address.grad and not change.keeps_shape:
+        raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
     return Edit(site, change, scope)
 
 
@@ -381,10 +383,17 @@ def _others(value: Any, part: Any) -> set[int]:
 
 
 def _is_older(tensor: Tensor, since: int | None) -> bool:
-    """Whether a module's output was there before the call: its input, handed on, or something that it keeps."""
+    """Whether a module's output was there before the call: its input, handed on, or something that it keeps.
+
+    A view counts as older, since a write into it would take the hook off.
+    """
     if since is None:
         return False
-    return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since
+    return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since or tensor._is_view()
+
+
+def _is_for_structures(change: Change | Function) -> bool:
+    return isinstance(change, Function) or (change.name == "any_shape" and _is_for_structures(change.inner[0]))
 
 
 def _are_alike(old: Any, new: Any) -> bool:

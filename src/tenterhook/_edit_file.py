@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._errors import EditError
-from tenterhook.changes import KINDS, Change, Function
+from tenterhook.changes import KINDS, Change, Function, in_turn
 
 _KEY = "tenterhook.edits"
 _VERSION = 1
@@ -19,13 +19,21 @@ def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> No
     """Write some edits, each an address and a change."""
     tensors: dict[str, Tensor] = {}
     written = []
-    for address, change in edits:
+    together: dict[str, list[Any]] = {}
+    for address, change in edits:  # two selectors may mean one address
+        together.setdefault(address, []).append(change)
+    for address, changes in together.items():
         try:
-            written.append([address, _encode(change, tensors)])
-        except TypeError as error:
+            written.append([address, _encode(changes[0] if len(changes) == 1 else in_turn(changes), tensors)])
+        except (TypeError, RuntimeError) as error:
             raise EditError(f"{address} cannot be saved: {error}") from None
+    if not Path(file).parent.is_dir():
+        raise EditError(f"{file} cannot be written: there is no folder {Path(file).parent}")
     header = json.dumps({"version": _VERSION, "edits": written})
-    _safetensors().torch.save_file(tensors, file, metadata={_KEY: header})
+    try:
+        _safetensors().torch.save_file(tensors, file, metadata={_KEY: header})
+    except (ValueError, RuntimeError) as error:
+        raise EditError(f"these edits cannot be saved: {error}") from error
 
 
 def load_edits(file: str | Path) -> dict[str, Change]:
@@ -47,12 +55,14 @@ def load_edits(file: str | Path) -> dict[str, Change]:
         if not all(isinstance(change, Change) for change in edits.values()):
             raise ValueError("something in it is no change")
         return edits
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
+        if isinstance(error, EditError):
+            raise
         raise EditError(f"{file} cannot be read as edits: {error}") from error
 
 
 def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
-    if x is None or isinstance(x, bool | int | float | str):
+    if x is None or isinstance(x, bool | int | float):
         return x
     if isinstance(x, Tensor):
         name = f"t{len(tensors)}"
@@ -65,15 +75,17 @@ def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
     if x is Ellipsis:
         return {"ellipsis": True}
     if isinstance(x, tuple | list):
-        return {type(x).__name__: [_encode(one, tensors) for one in x]}
+        return {"tuple" if isinstance(x, tuple) else "list": [_encode(one, tensors) for one in x]}
     if isinstance(x, Function):
         raise TypeError(f"its change is a function ({x}), and a file holds no code; use one of tenterhook.changes")
     raise TypeError(f"a {type(x).__name__} has no place in a file")
 
 
 def _decode(x: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(x, dict):
+    if x is None or isinstance(x, bool | int | float):
         return x
+    if not isinstance(x, dict) or not x:
+        raise ValueError(f"{x!r} has no place in it")
     (kind, content), *rest = x.items()
     if kind == "tensor":
         return tensors[content]

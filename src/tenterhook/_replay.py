@@ -10,11 +10,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 
 _FILE = checkpoint.__file__
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
@@ -53,9 +54,10 @@ def _of(frame: Any) -> tuple[Any, bool] | None:
         return None
     if code.co_name == "unpack_hook" and "frame" in code.co_freevars:
         return frame.f_locals["frame"], True
-    # In checkpoint(), which keeps a generator waiting while the function runs.
+    # In checkpoint(), which keeps a generator waiting while the function runs. (Where it began without gradients it
+    # will not run again; to count it all the same does no harm.)
     running = getattr(frame.f_locals.get("gen"), "gi_frame", None)
-    mine = running.f_locals.get("new_frame") if running is not None and torch.is_grad_enabled() else None
+    mine = running.f_locals.get("new_frame") if running is not None else None
     return None if mine is None else (mine, False)
 
 
@@ -65,6 +67,16 @@ def _closed_over(pack: Any) -> Any:
         if isinstance(cell.cell_contents, checkpoint._CheckpointFrame):
             return cell.cell_contents
     return None
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        yield
+        return
+    with _disable_current_modes():
+        yield
 
 
 class Replays:

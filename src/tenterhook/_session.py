@@ -5,7 +5,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook import _compiled
 from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
+from tenterhook._replay import checkpoints
 from tenterhook._shards import sharded_parameters
 from tenterhook._table import Table
 from tenterhook._tap import After, Around, Before, Scope, Tap, graph_task
@@ -48,6 +49,9 @@ class _ParameterHooks:
 
     def accumulated_first(self, parameter: Tensor) -> None:
         """Wait for the end of the backward pass, and then for what waits for that, which DDP's reduction does."""
+        if any(again for _, again in checkpoints()):
+            what = "a reentrant checkpoint is a backward pass of its own, so the end of the whole is not known there"
+            raise EditError(f"{self.tap.site}: {what}; use use_reentrant=False, or edit without reduced=True")
         queue = Variable._execution_engine.queue_callback
         queue(functools.partial(queue, functools.partial(self._arrive, parameter)))
 
@@ -151,7 +155,7 @@ class Session:
         else:
             tap.prepare(module)
             self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
-            if site.address.grad:
+            if site.address.grad or tap.changes:
                 self._pending.append(tap.pending)
                 self._handles.append(module.register_forward_hook(After(tap), with_kwargs=True))
 
@@ -172,7 +176,7 @@ class Session:
                 what = "FSDP2 has sharded it and gathers copies of it, which would keep the change; edit what uses it"
                 raise EditError(f"{tap.site} cannot be edited: {what}")
             if tap.changes:
-                self._swap(tap, tensor, owner)
+                self._swap(tap, tensor)
             else:
                 tap.reach(tensor, 0)
         elif not tensor.requires_grad:
@@ -190,14 +194,15 @@ class Session:
         tap.missed = why
         self.refused += (tap,)
 
-    def _swap(self, tap: Tap, tensor: Tensor, owner: nn.Module) -> None:
-        """Change a parameter or buffer until the session is over; a checkpoint that uses it must know."""
+    def _swap(self, tap: Tap, tensor: Tensor) -> None:
+        """Change a parameter or buffer until the session is over; a checkpoint in which a module runs must know."""
         self.swapped += (tap,)
         tap.swap(tensor)
         model = self.model()
-        for module in () if model is None else model.modules():
-            if any(inner is owner for inner in module.modules()):
-                self._place_before(module, Around(self.scope))
+        if len(self.swapped) == 1 and model is not None:
+            for module in model.modules():
+                if not isinstance(module, ScriptModule):
+                    self._place_before(module, Around(self.scope))
 
     def _tap_node(self, tap: Tap, step: Any) -> None:
         tap.calls = 1
@@ -215,8 +220,9 @@ class Session:
         self.scope.close()
         self._open = False
         self._remove()
-        for tap in self.swapped[::-1]:
-            tap.swap_back()
+        with ExitStack() as stack:  # the last first, and each even if another fails
+            for tap in self.swapped:
+                stack.callback(tap.swap_back)
 
     def _remove(self) -> None:
         for hooks, key in self._placed:

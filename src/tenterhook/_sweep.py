@@ -1,5 +1,6 @@
 """sweep: many counterfactuals in one batched forward, each edit acting on its own rows."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from tenterhook._address import known_when_made, may_cover
 from tenterhook._edit import Changes, check_alike, edit
-from tenterhook._errors import EditError
+from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._inputs import call_with
 from tenterhook._observe import observe
 from tenterhook._sites import Site, check_model, resolve, walk
@@ -20,82 +22,134 @@ Shapes = dict[str, list[torch.Size]]
 
 
 def sweep(model: nn.Module, inputs: Any, edits: Sequence[Changes], *, at_once: int | None = None) -> list[Any]:
-    """What the model makes of the inputs under each of many edits, in one forward for all of them.
+    """What the model makes of the inputs under each of many edits, in one batched forward for all of them.
 
         heads = [{"attn": at((..., slice(64 * h, 64 * h + 64)), zero())} for h in range(12)]
         for output in sweep(model, x, [{}, *heads]): ...            # {} changes nothing: the clean run
 
     The inputs (an argument, a tuple of them, or a mapping of keyword arguments) are repeated once for each edit, and
-    each acts on its own rows only. `at_once` limits how many go into one forward. It is an error where rows depend on
-    one another, as under BatchNorm in training mode: the inputs alone and beside the edited rows must come out alike.
+    each acts on its own rows only: tensors with as many rows as the first one are repeated. `at_once` limits how many
+    edits go into one forward. It is an error where rows depend on one another, as under BatchNorm in training mode: the
+    inputs run once alone, and must come out alike before and after the edited rows.
     """
     check_model(model, "sweep")
     if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in edits):
         raise TypeError("sweep needs a list of edits, each a dict of selector: change")
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"at_once is how many edits go into one forward, got {at_once}")
     _check_rows_are_independent(model)
-    for selector in dict.fromkeys(selector for one in edits for selector in one):
-        _check_can_sweep(resolve(model, selector))
-    rows = _rows(inputs)
+    sites = {selector: resolve(model, selector) for one in edits for selector in one}
+    for found in sites.values():
+        _check_can_sweep(found)
     shapes: Shapes = {}
-    with observe(model, {selector: _note_shapes(shapes) for one in edits for selector in one}):
-        clean = call_with(model, inputs)
+    with _Quietly(model, {_place(site): _note_shapes(shapes) for found in sites.values() for site in found}):
+        alone = call_with(model, inputs)
+    batch = _Batch(model, inputs, _rows(inputs), alone, shapes)
     results: list[Any] = []
     size = at_once or max(len(edits), 1)
     for start in range(0, len(edits), size):
-        results += _together(model, inputs, rows, edits[start : start + size], clean, shapes)
+        chosen = edits[start : start + size]
+        results += batch.run([[(site, as_change(c)) for s, c in one.items() for site in sites[s]] for one in chosen])
     return results
 
 
-def _together(
-    model: nn.Module, inputs: Any, rows: int, edits: Sequence[Changes], clean: Any, shapes: Shapes
-) -> list[Any]:
-    """Some edits in one forward; the last block of rows is clean, and must come out as it did alone."""
-    n = len(edits) + 1
-    by_selector: dict[Any, _Blocks] = {}
-    for i, one in enumerate(edits):
-        for selector, change in one.items():
-            by_selector.setdefault(selector, _Blocks(n, shapes)).edits.append((i, as_change(change)))
-    repeated = rebuild(inputs, lambda _, t: torch.cat([t] * n) if t.dim() and len(t) == rows else t, opaque=itself)
-    with edit(model, by_selector):
-        output = call_with(model, repeated)
-    alone = dict(leaves(clean))
-    dims = {path: _row_dim(t.shape, alone[path].shape if path in alone else None, n) for path, t in leaves(output)}
-    for path, tensor in leaves(output):
-        if dims[path] is None:
+class _Quietly(observe):
+    """Whatever stays silent here will be warned of where it should have been edited."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._session.__exit__(kind, *rest)
+
+
+class _Batch:
+    """The inputs many times over; the first and last block of rows are clean, and must come out as they did alone."""
+
+    def __init__(self, model: nn.Module, inputs: Any, rows: int, alone: Any, shapes: Shapes) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.rows = rows
+        self.alone = dict(leaves(alone))
+        self.shapes = shapes
+
+    def run(self, edits: list[list[tuple[Site, Change | Function]]]) -> list[Any]:
+        """The outputs under some edits, from one forward."""
+        n = len(edits) + 2
+        places: dict[str, _Blocks] = {}
+        for i, one in enumerate(edits, start=1):
+            for site, change in one:
+                places.setdefault(_place(site), _Blocks(n, self.shapes)).add(i, site, change)
+
+        def repeat(path: Path, tensor: Tensor) -> Tensor:
+            return torch.cat([tensor] * n) if tensor.dim() and len(tensor) == self.rows else tensor
+
+        with edit(self.model, places):
+            output = call_with(self.model, rebuild(self.inputs, repeat, opaque=itself))
+        for blocks in places.values():
+            blocks.complain()
+        dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
+        parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
+        clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
+        for path, tensor in (found for i in clean for found in leaves(parts[i])):
+            if not _close(tensor, self.alone[path]):
+                what = "the same inputs come out different when edited rows are beside them"
+                raise EditError(f"rows are not independent in this model: {what}; run these edits one by one")
+        return parts[1:-1]
+
+    def _row_dim(self, path: Path, tensor: Tensor, n: int) -> int:
+        alone = self.alone.get(path)
+        dim = _row_dim(tensor.shape, None if alone is None else alone.shape, n)
+        if dim is None:
             where = "".join(f"[{key}]" for key in path)
             what = f"the model's output{where} ({describe(tensor)}) is not per row, so it cannot be told apart by edit"
             raise EditError(f"{what}; run these edits one by one")
-    blocks = [rebuild(output, _cut(dims, i, n), opaque=itself) for i in range(n)]
-    for path, tensor in leaves(blocks.pop()):
-        if not _close(tensor, alone[path]):
-            what = "the same inputs come out different when edited rows are beside them"
-            raise EditError(f"rows are not independent in this model: {what}; run these edits one by one")
-    return blocks
+        return dim
 
 
 class _Blocks(Change):
-    """The changes of several edits at one site, each for its own block of rows."""
+    """The changes of several edits at one place, each for its own block of rows."""
 
     def __init__(self, n: int, shapes: Shapes) -> None:
         super().__init__("rows", torch.clone, {})
         self.n = n
         self.shapes = shapes
-        self.edits: list[tuple[int, Change | Function]] = []
+        self.edits: dict[int, list[tuple[Site, Change | Function]]] = {}
+        self.calls = 0
+        self.made: set[tuple[int, Site]] = set()
         self.takes_site, self.is_plain = True, False
 
+    def add(self, i: int, site: Site, change: Change | Function) -> None:
+        """One more change for the i-th block; those of one block are made in the order written."""
+        self.edits.setdefault(i, []).append((site, change))
+
     def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
-        assert site is not None
+        assert site is not None and isinstance(site.address.call, int)
+        self.calls += 1
         alone = self.shapes.get(str(site), [])
         dim = _row_dim(value.shape, alone[0] if len(alone) == 1 else None, self.n)
         if dim is None:
             raise EditError(f"its value is not per row ({describe(value)}): it is the same for all edits")
         out = value.clone()
-        for i, change in self.edits:
+        for i, changes in self.edits.items():
             block = _block(value, dim, i, self.n)
-            new = change(block, site)
-            check_alike(block, new, site)
-            _block(out, dim, i, self.n).copy_(new)
+            for asked, change in changes:
+                if may_cover(asked.address.call, site.address.call):
+                    self.made.add((i, asked))
+                    new = change(block, site)
+                    check_alike(block, new, site)
+                    block = new
+            _block(out, dim, i, self.n).copy_(block)
         return out
+
+    def complain(self) -> None:
+        """Warn of edits for a call that never came."""
+        for i, changes in self.edits.items():
+            for site, _ in changes:
+                if self.calls and (i, site) not in self.made:
+                    warnings.warn(f"{site} was never edited: that call never came", TenterhookWarning, stacklevel=4)
+
+
+def _place(site: Site) -> str:
+    """Its address for all calls."""
+    return str(site.address._replace(call=None))
 
 
 def _row_dim(together: torch.Size, alone: torch.Size | None, n: int) -> int | None:
@@ -106,23 +160,23 @@ def _row_dim(together: torch.Size, alone: torch.Size | None, n: int) -> int | No
     return grown[0] if len(grown) == 1 and together[grown[0]] == n * alone[grown[0]] else None
 
 
-def _block(tensor: Tensor, dim: int | None, i: int, n: int) -> Tensor:
-    assert dim is not None
+def _block(tensor: Tensor, dim: int, i: int, n: int) -> Tensor:
     size = tensor.shape[dim] // n
     return tensor.narrow(dim, i * size, size)
 
 
-def _cut(dims: dict[Path, int | None], i: int, n: int) -> Callable[[Path, Tensor], Tensor]:
+def _cut(dims: dict[Path, int], i: int, n: int) -> Callable[[Path, Tensor], Tensor]:
     return lambda path, tensor: _block(tensor, dims[path], i, n)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return bool(torch.equal(a, b))
-    a, b = a.detach().to(torch.promote_types(a.dtype, torch.float32)), b.detach()
-    precise = b.dtype.itemsize >= 4
+    tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    a, b = a.detach().to(wide), b.detach().to(wide)
     most = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
-    return torch.allclose(a, b.to(a.dtype), rtol=0, atol=max(most, 1e-6) * (1e-3 if precise else 3e-2), equal_nan=True)
+    return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
 
 def _note_shapes(shapes: Shapes) -> Callable[[Site, Any], None]:
@@ -142,7 +196,9 @@ def _rows(inputs: Any) -> int:
 def _check_can_sweep(sites: list[Site]) -> None:
     for site in sites:
         if site.address.grad:
-            raise EditError(f"{site}: a sweep is one forward, without gradients")
+            raise EditError(f"{site}: a sweep is a forward pass; edit gradients in a run of their own")
+        if not known_when_made(site.address.call):
+            raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
         if site.kind != "module":
             raise EditError(f"{site}: a {site.kind} is shared by all rows; edit it in a run of its own")
 

@@ -96,6 +96,7 @@ class Tap(Hook):
     recomputed = 0
     is_view = False
     changes = False  # whether the model may get another value than it computed
+    copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
     note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
     pending: dict[int, Any]
@@ -155,7 +156,11 @@ class Tap(Hook):
             return None
         if not address.grad:
             new = self.reach_again(part, call) if again else self.reach(part, call)
-            return None if new is None else _handed_back(with_part(value, address.leaf, new))
+            if new is None:
+                return None
+            if address.role == "in":
+                self.pending[id(sys._getframe(1))] = (None, list(_replaced(part, new)))
+            return _handed_back(with_part(value, address.leaf, new))
         return self._reach_gradient(part, value, call, id(sys._getframe(1)), has_graph)
 
     def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
@@ -221,10 +226,13 @@ class Tap(Hook):
         """Whether it taps the same inputs or outputs of the same module."""
         return self.site.owner is site.owner and self.site.address.role == site.address.role
 
-    def is_edited(self, tensor: Tensor) -> bool:
-        """Whether an edit at the same place waits for the gradient of this tensor."""
+    def is_copied_for_us(self, tensor: Tensor) -> bool:
+        """Whether an outer session made this copy for the same place, in this very call."""
         owners = map(_owner, (tensor._backward_hooks or {}).values())
-        return any(isinstance(owner, Tap) and owner.changes and owner.is_at(self.site) for owner in owners)
+        return any(
+            isinstance(owner, Tap) and owner is not self and owner.is_at(self.site) and id(tensor) in owner.copied
+            for owner in owners
+        )
 
     def _count(self) -> int | None:
         """The number of this call, if it counts."""
@@ -255,7 +263,7 @@ class Tap(Hook):
                 copies.append((tensor, version_of(tensor), original))
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
-                if self.is_edited(tensor):  # likewise, made by an edit of this gradient, which comes first
+                if self.is_copied_for_us(tensor):  # likewise, and edited first
                     self.hook(tensor, call, path)
                     continue
                 arrive = functools.partial(self.arrive, call, path)
@@ -273,16 +281,20 @@ class Tap(Hook):
     def _cannot_share(self) -> None:
         self.note = self.missed = "what flows into an input in a second backward (create_graph) is not kept"
 
-    def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> None:
-        """After the forward: hook whatever used the inputs."""
+    def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> Any:
+        """After the forward: hook whatever used the inputs. Returns another output, or None."""
         shares, copies = self.pending.pop(frame, (None, ()))
+        new = None
         for copied, version, original in copies:
-            if version_of(copied) != version:  # the module wrote into its input: the caller's tensor must see that
-                with torch.set_grad_enabled(original.requires_grad and torch.is_grad_enabled()):
+            # Where the module wrote into its input, the caller's tensor must see that.
+            if version_of(copied) != version and copied.shape == original.shape:
+                with torch.set_grad_enabled(copied.requires_grad and torch.is_grad_enabled()):
                     original.copy_(copied)
+                new = original if output is copied else new
         if shares is not None:
             for handle in shares.hook(module, given, output):
                 self.scope.add(handle)
+        return new
 
     def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
         if not can_have_gradient(tensor):
@@ -300,9 +312,9 @@ class After(Hook):
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
 
-    def __call__(self, module: nn.Module, *given_and_output: Any) -> None:
+    def __call__(self, module: nn.Module, *given_and_output: Any) -> Any:
         *given, output = given_and_output
-        self.tap.after(id(sys._getframe(1)), module, given, output)
+        return self.tap.after(id(sys._getframe(1)), module, given, output)
 
 
 class Before(Hook):
@@ -323,9 +335,9 @@ class Around(Hook):
 
     def __call__(self, module: nn.Module, args: object) -> None:
         if self.scope in here() and graph_task() == self.scope.task and may_be_checkpointed():
-            for checkpoint, again in checkpoints():
+            for one, again in checkpoints():
                 if not again:
-                    self.scope.again_in(checkpoint)
+                    self.scope.again_in(one)
 
 
 def hide(scope: Scope) -> Any:
@@ -376,6 +388,15 @@ def later_site_first(tensor: Tensor, tap: Tap) -> None:
 def _owner(hook: Any) -> Any:
     """The tap that waits for a gradient."""
     return getattr(getattr(hook, "func", None), "__self__", None)
+
+
+def _replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The tensors that took the place of others, with their versions."""
+    after = dict(leaves(new))
+    for path, tensor in leaves(old):
+        other = after.get(path, tensor)
+        if other is not tensor:
+            yield other, version_of(other), tensor
 
 
 def _handed_back(value: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._sites import Site
-from tenterhook._tree import itself, leaves, rebuild, version_of
+from tenterhook._tree import itself, rebuild, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]
@@ -45,19 +45,33 @@ class Change:
     takes_site = _has_tensors = False
 
     @property
+    def inner(self) -> list[Any]:
+        """The changes that it is made of."""
+        return [x for key in ("change", "changes") if key in self.arguments for x in _as_tuple(self.arguments[key])]
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether its result must have the shape of the value."""
+        return self.name != "any_shape" and all(change.keeps_shape for change in self.inner)
+
+    def version(self) -> int:
+        """A number that changes when one of its tensors is written into."""
+        own = sum(version_of(x) for x in self.arguments.values() if isinstance(x, Tensor))
+        return own + sum(change.version() for change in self.inner)
+
+    @property
     def is_pure(self) -> bool:
         """Whether it makes the same of the same value at any time."""
         if self.name not in KINDS:
             return False
         if self.is_plain or self.name == "noise":
             return self.is_plain or self.arguments["seed"] is not None
-        inner = [x for key in ("change", "changes") if key in self.arguments for x in _as_tuple(self.arguments[key])]
         learns = any(isinstance(x, Tensor) and x.requires_grad for x in self.arguments.values())
-        return not learns and all(change.is_pure for change in inner)
+        return not learns and all(change.is_pure for change in self.inner)
 
     @functools.cached_property
-    def _moved(self) -> dict[Any, Tensor]:
-        """Tensors among the arguments, where the values are."""
+    def _moved(self) -> dict[Any, tuple[int, Tensor]]:
+        """Tensors among the arguments, where the values are, and of which version."""
         return {}
 
     def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
@@ -72,21 +86,23 @@ class Change:
         """An argument on the device and in the dtype of the value; what can be kept is moved once."""
         if not isinstance(x, Tensor):
             return x
-        dtype = value.dtype if x.is_floating_point() or x.is_complex() else x.dtype
+        dtype = value.dtype if _is_real_or_complex(x) and _is_real_or_complex(value) else x.dtype
         if (x.device, x.dtype) == (value.device, dtype):
             return x
         if x.requires_grad or x.is_inference():
             return x.to(value.device, dtype)
-        key = (id(x), x._version, value.device, dtype)
-        if key not in self._moved:
-            self._moved[key] = x.to(value.device, dtype)
-        return self._moved[key]
+        key = (id(x), value.device, dtype)
+        if self._moved.get(key, (None,))[0] != x._version:
+            self._moved[key] = (x._version, x.to(value.device, dtype))
+        return self._moved[key][1]
 
     def __repr__(self) -> str:
         defaults = inspect.signature(KINDS[self.name]).parameters if self.name in KINDS else {}
-        shown = [
-            _short(x) for key, x in self.arguments.items() if x is not getattr(defaults.get(key), "default", _NONE)
-        ]
+        shown: list[str] = []
+        for i, (key, x) in enumerate(self.arguments.items()):
+            default = getattr(defaults.get(key), "default", _NONE)
+            if x is not default and not (type(x) is type(default) in _PLAIN and x == default):
+                shown.append(_short(x) if i == len(shown) else f"{key}={_short(x)}")
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -94,28 +110,17 @@ class Function:
     """Somebody's own function as a change. It gets a copy, so that writing into it reaches nobody else."""
 
     is_pure = False
+    keeps_shape = True
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.takes_site = _takes_site(function)
 
     def __call__(self, value: Any, site: Site | None = None) -> Any:
-        """What the function makes of a value; the value itself where it leaves it."""
-        if type(value) is Tensor and not value.is_inference():
-            copy = value.clone()
-            version = copy._version
-            new = self.function(copy, site) if self.takes_site else self.function(copy)
-            if new is not None and new is not copy:
-                return new
-            return copy if copy._version != version else value
+        """What the function returns, or else the copy that it got, into which it may have written."""
         shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
-        before = [(id(tensor), version_of(tensor)) for _, tensor in leaves(shown)]
         new = self.function(shown, site) if self.takes_site else self.function(shown)
-        if new is not None and new is not shown:
-            return new
-        after = [(id(tensor), version_of(tensor)) for _, tensor in leaves(shown)]
-        unknown = any(tensor.is_inference() for _, tensor in leaves(shown))  # these do not tell when they change
-        return shown if unknown or before != after else value
+        return shown if new is None else new
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
@@ -202,9 +207,11 @@ def ones(value: Tensor) -> Tensor:
 def replace(value: Tensor, by: Tensor | Number) -> Tensor:
     """Another tensor, or a number everywhere. A tensor that broadcasts to the value's shape will do."""
     if not isinstance(by, Tensor):
+        if not _is_real_or_complex(value) and by != int(by):
+            raise ValueError(f"{by} is no {str(value.dtype).removeprefix('torch.')}, which the value is")
         return _filled(value, by)
     try:
-        whole = by.expand(value.shape)
+        whole = (by.to(value.dtype) if _is_real_or_complex(value) else by).expand(value.shape)
     except RuntimeError:
         raise ValueError(f"the replacement has shape {_times(by)}, the value {_times(value)}") from None
     return _instead(value, whole)
@@ -250,7 +257,7 @@ def resample(value: Tensor, rows: Tensor, seed: int = 0) -> Tensor:
         raise ValueError(f"the rows to draw from have shape {_times(rows)}, the value {_times(value)}")
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same rows on every device
     drawn = torch.randint(len(rows), (len(value),), generator=generator)
-    return _instead(value, rows[drawn.to(value.device)])
+    return _instead(value, rows[drawn.to(value.device)].to(value.dtype))
 
 
 def project_out(direction: Tensor, dim: int = -1) -> Change:
@@ -288,8 +295,11 @@ def reverse(value: Tensor, times: Number = 1.0) -> Tensor:
 @ready
 def at(value: Tensor, index: Any, change: Any, site: Site | None = None) -> Tensor:
     """A change at some positions only: `at((slice(None), 5), zero())` is `value[:, 5] = 0` on a copy."""
-    out = value.clone()
-    out[index] = change(value[index], site)
+    out, part = value.clone(), value[index]
+    new = change(part, site)
+    if isinstance(new, Tensor) and new.shape != part.shape:
+        raise ValueError(f"at these positions it made {_times(new)} of {_times(part)}")
+    out[index] = new
     return out
 
 
@@ -322,6 +332,10 @@ def _at_least_float32(value: Tensor) -> torch.dtype:
     return torch.promote_types(value.dtype, torch.float32)
 
 
+def _is_real_or_complex(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
 def _as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
@@ -340,3 +354,6 @@ def _short(x: Any) -> str:
         ends = [x.start, x.stop] + [x.step] * (x.step is not None)
         return ":".join("" if end is None else str(end) for end in ends)
     return "..." if x is Ellipsis else repr(x)
+
+
+__all__ = sorted([*KINDS, "Change"])
