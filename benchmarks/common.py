@@ -2,6 +2,7 @@
 
 import argparse
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -54,20 +55,33 @@ def interleave(contestants: dict[str, Callable[[], object]], rounds: int) -> dic
     for _ in range(rounds):
         for name, run in contestants.items():
             run()
+            wait()
             start = time.perf_counter()
             run()
+            wait()
             times[name].append(time.perf_counter() - start)
     return {name: sorted(found)[len(found) // 10] for name, found in times.items()}
+
+
+def device() -> str:
+    """Where the models are: the CPU, or with --gpu a CUDA device."""
+    return "cuda" if "--gpu" in sys.argv else "cpu"
+
+
+def wait() -> None:
+    if device() == "cuda":
+        torch.cuda.synchronize()
 
 
 def main(groups: Iterable[Callable[[int], Rows]]) -> None:
     """Run every group and print one table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a look")
+    parser.add_argument("--gpu", action="store_true", help="on a CUDA device")
     rounds = 400 if parser.parse_args().quick else 2000
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = [row for group in groups for row in group(rounds)]
-    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, 1 thread"
-    print(f"{machine}, {rounds} rounds")
+    place = torch.cuda.get_device_name() if device() == "cuda" else f"{platform.machine()}, 1 thread"
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {place}, {rounds} rounds")
     print(Table(("what", "measure", "figure", "limit"), rows, right=("figure", "limit")))

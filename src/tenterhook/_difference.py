@@ -50,14 +50,22 @@ class Difference:
         if new is None:
             self._found.append(_Found(0.0, 0.0, 1))
             return
-        with unrecorded():
-            if self._change.is_pure and isinstance(old, Tensor):
-                self._put_off = [(_kept(old), version_of(old), None)]
-                self._made_with = self._change.version()
-            else:
-                after = dict(leaves(new))
-                pairs = [(t, after.get(path)) for path, t in leaves(old)]
-                self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
+        if torch._C._len_torch_dispatch_stack() == 0:
+            self._keep(old, new)
+        else:
+            with unrecorded():
+                self._keep(old, new)
+
+    def _keep(self, old: Any, new: Any) -> None:
+        if self._change.is_pure and isinstance(old, Tensor):
+            self._put_off = ((_kept(old), version_of(old), None),)
+            self._made_with = self._change.version()
+        elif type(old) is type(new) is Tensor:
+            self._put_off = ((_kept(old), version_of(old), new.detach().clone()),)
+        else:
+            after = dict(leaves(new))
+            pairs = [(t, after.get(path)) for path, t in leaves(old)]
+            self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
 
     def _settle(self) -> None:
         pairs, self._put_off = self._put_off, None
