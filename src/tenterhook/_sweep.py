@@ -10,10 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook._address import known_when_made, may_cover
-from tenterhook._edit import Changes, check_alike, edit
+from tenterhook._edit import Changes, edit
 from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._inputs import call_with
 from tenterhook._observe import observe
+from tenterhook._replace import check_alike
 from tenterhook._sites import Site, check_model, resolve, walk
 from tenterhook._tree import Path, describe, itself, leaves, rebuild
 from tenterhook.changes import Change, Function, as_change

@@ -159,7 +159,7 @@ class Tap(Hook):
             if new is None:
                 return None
             if address.role == "in":
-                self.pending[id(sys._getframe(1))] = (None, list(_replaced(part, new)))
+                self.pending[id(sys._getframe(1))] = (None, list(replaced(part, new)))
             return _handed_back(with_part(value, address.leaf, new))
         return self._reach_gradient(part, value, call, id(sys._getframe(1)), has_graph)
 
@@ -390,7 +390,7 @@ def _owner(hook: Any) -> Any:
     return getattr(getattr(hook, "func", None), "__self__", None)
 
 
-def _replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
+def replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
     """The tensors that took the place of others, with their versions."""
     after = dict(leaves(new))
     for path, tensor in leaves(old):

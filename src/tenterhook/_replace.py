@@ -1,0 +1,286 @@
+"""How values and gradients are replaced: the taps of edit."""
+
+import functools
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook._difference import Difference
+from tenterhook._errors import EditError
+from tenterhook._inputs import Inputs
+from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
+from tenterhook._sites import Site
+from tenterhook._swap import Swap
+from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, replaced, unhide, with_part
+from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
+from tenterhook.changes import Change, Function
+
+
+class Edit(Tap):
+    """A tap that puts something else in the place of a value or gradient."""
+
+    changes = True
+    applied = 0
+    overwritten = False
+    _swapped: Swap | None = None
+
+    def __init__(self, site: Site, change: Change | Function, scope: Scope) -> None:
+        super().__init__(site, scope)
+        self.change = change
+        if site.address.grad and site.kind == "module" and site.address.role == "out":
+            self.needs_before = True
+            self.pending = {}
+
+    @property
+    def fired(self) -> int:
+        return self.applied
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        """How much it changed."""
+        return Difference(self.change)
+
+    def reach(self, part: Any, call: int) -> Any:
+        new = self._changed(part, call)
+        self._count_in(part, new)
+        return new
+
+    def reach_again(self, part: Any, call: int) -> Any:
+        return self._changed(part, call)
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
+        new = self._changed(grad, call, path)
+        self._count_in(grad, new)
+        return new
+
+    def _count_in(self, old: Any, new: Any) -> None:
+        self.applied += 1
+        self.difference.note(old, new)
+
+    def _changed(self, old: Any, call: int, path: Path = ()) -> Any:
+        """What the change makes of a value; None where it leaves it as it is."""
+        shown = old.plain() if isinstance(old, Inputs) else old
+        try:
+            new = self._made(shown, call, path)
+        except Exception as error:
+            self.missed = "its change raised an exception"
+            _blame(error, self.site.at(call, path))
+            raise
+        if new is shown:
+            return None
+        if not _are_alike(shown, new) and (self.change.keeps_shape or self.site.kind != "module"):
+            check_alike(shown, new, self.site.at(call, path))
+        return old.with_plain(new) if isinstance(old, Inputs) else new
+
+    def _made(self, value: Any, call: int, path: Path) -> Any:
+        change = self.change
+        if type(change) is Change and not change.takes_site and isinstance(value, Tensor):
+            return change(value)
+        site = self.site.at(call, path)
+        with hidden(self.scope):
+            if isinstance(value, Tensor) or _is_for_structures(change):
+                return change(value, site)
+            # A ready-made change is for a tensor; in a structure with just one, it is for that one.
+            found = list(leaves(value))
+            if len(found) != 1:
+                have = f"with {paths_of(value)}" if found else "without any"
+                raise EditError(f"{change} changes one tensor, and this is {describe(value)}, {have}")
+            ((inside, tensor),) = found
+            return put(value, inside, change(tensor, site))
+
+    def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
+        """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
+        self.copied = ()
+        if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
+            return part, value
+        elsewhere = _others(value, part)
+        copies: dict[int, Tensor] = {}
+
+        def copy(path: Path, tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                own = self.scope.thaw(tensor)
+                shared = isinstance(value, Inputs) or id(tensor) in elsewhere or _is_older(tensor, since)
+                lonely = own is not tensor or not own.requires_grad or self.is_copied_for_us(tensor)
+                copies[id(tensor)] = own.clone() if shared and not lonely else own
+            return copies[id(tensor)]
+
+        own = rebuild(part, copy, opaque=itself)
+        if all(a is b for (_, a), (_, b) in zip(leaves(own), leaves(part), strict=True)):
+            return part, value
+        self.copied = {id(tensor) for tensor in copies.values()}
+        return own, with_part(value, self.site.address.leaf, own)
+
+    def hook_leaves(self, part: Any, call: int) -> None:
+        if type(part) is Tensor and part.requires_grad:
+            self.hook(part, call, ())
+            return
+        once = {id(tensor): (path, tensor) for path, tensor in reversed(list(leaves(part)))}
+        for path, tensor in reversed(once.values()):
+            self.hook(tensor, call, path)
+        if not self.site.wide and torch.is_grad_enabled() and not any(t.requires_grad for _, t in once.values()):
+            raise EditError(f"{self.site.at(call)} cannot be edited: {self.missed or 'its value has no tensor'}")
+
+    def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
+        self.hook_leaves(own, call)
+        self.pending[frame] = (None, list(replaced(part, own)))
+
+    def swap(self, tensor: Tensor) -> None:
+        """Put the changed value into a parameter or buffer, until `swap_back`."""
+        try:
+            self._swapped = Swap(tensor)
+            new = self._changed(tensor.detach(), 0)
+            self._swapped.put(self._swapped.backup if new is None else new)
+        except RuntimeError as error:
+            if isinstance(error, EditError):
+                raise
+            raise EditError(f"{self.site} cannot be edited: {error}") from error
+        self._count_in(self._swapped.backup, new)
+
+    def swap_back(self) -> None:
+        swapped, self._swapped = self._swapped, None
+        if swapped is not None:
+            module, name = self.site.module, self.site.address.name.rpartition(".")[2]
+            table = getattr(module, f"_{self.site.kind}s", None)
+            self.overwritten = swapped.put_back(table if type(table) is dict else {}, name)
+
+
+class PlainEdit(Edit):
+    """The common case without a detour: a ready-made change with numbers, of a module's whole output, at every call.
+
+    Such a change keeps the shape, and can be made again on the old value to see the difference, so that the first
+    call has only to be remembered.
+    """
+
+    change: Change
+
+    def __init__(self, site: Site, change: Change, scope: Scope) -> None:
+        self.site = site
+        self.scope = scope
+        self.change = change
+        self.calls = self._version = 0
+        self._first: Tensor | None = None
+
+    applied = property(operator.attrgetter("calls"), lambda self, times: None)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        scope = self.scope
+        if (
+            type(last) is not Tensor
+            or scope not in here()
+            or graph_task() != scope.task
+            or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
+        ):
+            return super().__call__(module, args, last)
+        call = self.calls
+        self.calls = call + 1
+        change = self.change
+        try:
+            new = change.function(last, **change.arguments)
+        except Exception as error:
+            _blame(error, self.site.at(call))
+            raise
+        if not last.is_floating_point():  # else a number changes neither shape nor dtype
+            check_alike(last, new, self.site.at(call))
+        if call:
+            self.difference.note(last, new)
+        else:
+            self._first = last.detach() if last.requires_grad else last
+            try:
+                self._version = last._version
+            except RuntimeError:  # an inference tensor does not tell when it is overwritten
+                self._first, self._version = last.clone(), 0
+        return new
+
+    @functools.cached_property
+    def difference(self) -> Difference:
+        return Difference(self.change, None if self._first is None else (self._first, self._version))
+
+
+class PlainFunction(Edit):
+    """The same for a function of somebody's. It gets a copy, and does not see its own calls of the model edited."""
+
+    change: Function
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+        scope = self.scope
+        if (
+            type(last) is not Tensor
+            or scope not in here()
+            or graph_task() != scope.task
+            or saves_hooked(False)
+            or not jvp_enabled()
+        ):
+            return super().__call__(module, args, last)
+        call = self.calls
+        self.calls = call + 1
+        copy = last.clone()
+        token = hide(scope)
+        try:
+            new = self.change.function(copy)
+        except Exception as error:
+            self.missed = "its change raised an exception"
+            _blame(error, self.site.at(call))
+            raise
+        finally:
+            unhide(token)
+        self.applied += 1
+        if new is None:
+            new = copy
+        elif not _are_alike(last, new):
+            check_alike(last, new, self.site.at(call))
+        self.difference.note(last, new)
+        return new
+
+
+def _others(value: Any, part: Any) -> set[int]:
+    """The tensors of a value that are also somewhere else in it than in a part."""
+    inside: dict[int, int] = {}
+    for _, tensor in leaves(part):
+        inside[id(tensor)] = inside.get(id(tensor), 0) + 1
+    everywhere: dict[int, int] = {}
+    for _, tensor in leaves(value):
+        everywhere[id(tensor)] = everywhere.get(id(tensor), 0) + 1
+    return {key for key, count in everywhere.items() if count > inside.get(key, count)}
+
+
+def _is_older(tensor: Tensor, since: int | None) -> bool:
+    """Whether a module's output was there before the call: its input, handed on, or something that it keeps.
+
+    A view counts as older, since a write into it would take the hook off.
+    """
+    if since is None:
+        return False
+    return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since or tensor._is_view()
+
+
+def _is_for_structures(change: Change | Function) -> bool:
+    return isinstance(change, Function) or (change.name == "any_shape" and _is_for_structures(change.inner[0]))
+
+
+def _are_alike(old: Any, new: Any) -> bool:
+    return type(old) is type(new) is Tensor and old.shape == new.shape and old.dtype == new.dtype
+
+
+def check_alike(old: Any, new: Any, site: Site) -> None:
+    """The model goes on with what it would have got: the same structure, shapes and dtypes."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    if isinstance(old, Tensor) != isinstance(new, Tensor) or before.keys() != after.keys():
+        raise EditError(f"the change at {site} made {describe(new)} of {describe(old)}; it must have the same leaves")
+    for path, tensor in before.items():
+        other = after[path]
+        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+            where = site.at(site.address.call, path) if path else site  # type: ignore[arg-type]
+            hint = "" if site.address.grad or site.kind != "module" else "; if you mean that, wrap it in any_shape(...)"
+            raise EditError(f"the change at {where} made {describe(other)} of {describe(tensor)}{hint}")
+
+
+def _blame(error: Exception, site: Site) -> None:
+    """Put the address into the message of somebody's exception, whatever its type."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} (in the change at {site})",)
+    else:
+        error.add_note(f"in the change at {site}")
