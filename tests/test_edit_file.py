@@ -172,3 +172,11 @@ def test_a_file_that_is_nested_without_end(tmp_path):
     save_file({"w": torch.ones(2)}, file, metadata={"tenterhook.edits": text})
     with pytest.raises(EditError, match="'os' has no place in it"):
         load_edits(file)
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "m.pt").write_bytes(b"PK" + bytes(100))
+    with pytest.raises(EditError, match=r"m.pt is no safetensors file, so it holds no edits"):
+        load_edits(tmp_path / "m.pt")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        load_edits(tmp_path / "gone")

@@ -78,7 +78,7 @@ def test_one_call_goes_into_every_call(model):
         model(A)
     with edit(model, seen.patch("1")):
         assert torch.equal(model(B), model(A)) and torch.equal(model(B * 2), model(A))
-    with pytest.warns(match="never edited|but not the call") if False else edit(model, seen.patch("1@0")):
+    with edit(model, seen.patch("1@0")):
         assert torch.equal(model(B), model(A))
         assert not torch.equal(model(B), model(A))
 
@@ -120,3 +120,15 @@ def test_globs_modules_and_errors(model):
         loss.backward()
     with pytest.raises(AmbiguousError, match=r"grad\(0@0\) was captured more than once"):
         seen.patch("grad(0)")
+
+
+def test_everything_and_globs_go_into_every_call(model):
+    with capture(model, "0", "1") as seen:
+        model(A)
+    assert list(seen.patch()) == ["0", "1"] and list(seen.patch("*")) == ["0", "1"]
+    with edit(model, seen.patch("*")) as edits:
+        model(B)
+        assert torch.equal(model(B), model[2](seen["1"]))
+    assert [row[1] for row in edits.report()] == ["2×", "2×"]
+    with pytest.raises(IndexError, match=r"0: index 9 is out of bounds .*; it is 3×4 float32"):
+        seen.patch("0", at=(slice(None), 9))

@@ -127,7 +127,7 @@ def test_a_child_that_holds_its_parent_does_not_loop():
         ("conv2", ["'conv2'", "did you mean conv1", "tenterhook sites FILE.py:factory"]),
         ("block.conv1", ["did you mean conv1"]),
         ("conv1.wieght", ["did you mean conv1.weight"]),
-        ("**<Conv3d>", ["its classes are BatchNorm1d, Conv2d", "did you mean Conv2d"]),
+        ("**<Conv3d>", ["its classes are BatchNorm1d, Conv2d", "did you mean **<Conv2d>"]),
         ("zzz.*", ["nothing in Net answers to 'zzz.*'"]),
         ("conv1.weight:in", ["conv1.weight is a parameter", "inputs and leaves belong to modules"]),
         ("conv1.weight[0]", ["conv1.weight is a parameter"]),

@@ -48,22 +48,31 @@ class Captured:
     def patch(self, *addresses: Selector, at: Any = None) -> dict[str, Change]:
         """What was captured, as changes: `edit(model, seen.patch("layer3"))` puts it into another run.
 
-        Each leaf and each call goes where it came from; what was captured at one call only goes into every call.
-        `at` limits it to an index, as in `seen.patch("layer3", at=(slice(None), 5))`.
+        Without an address: everything. Each leaf and each call goes where it came from; what was captured at one call
+        only goes into every call. `at` limits it to an index, as in `seen.patch("layer3", at=(slice(None), 5))`.
         """
         changes: dict[str, Change] = {}
-        for asked in addresses:
-            found = self._find(asked)
-            for exact, value in found:
-                address = parse(exact)
-                if len(found) == 1 and not (isinstance(asked, str) and "@" in asked):
+        for asked in addresses or tuple(self):
+            found = [(parse(exact), value) for exact, value in self._find(asked)]
+            calls = Counter(address._replace(call=None) for address, _ in found)
+            for address, value in found:
+                if calls[address._replace(call=None)] == 1 and not (isinstance(asked, str) and "@" in asked):
                     address = address._replace(call=None)
                 for path, tensor in leaves(value):
                     key = str(address._replace(leaf=(*address.leaf, *path)))
                     if key in changes:
                         raise AmbiguousError(f"{key} was captured more than once (several backward passes?)")
-                    changes[key] = replace(tensor) if at is None else at_index(at, replace(tensor[at]))
+                    changes[key] = replace(tensor if at is None else self._cut(tensor, at, key))
+                    if at is not None:
+                        changes[key] = at_index(at, changes[key])
         return changes
+
+    @staticmethod
+    def _cut(tensor: Tensor, at: Any, address: str) -> Tensor:
+        try:
+            return tensor[at]
+        except IndexError as error:
+            raise IndexError(f"{address}: {error}; it is {describe(tensor)}") from None
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._replay import unrecorded
-from tenterhook._tree import leaves, version_of
+from tenterhook._tree import Omitted, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
 
@@ -63,8 +63,12 @@ class Difference:
         elif type(old) is type(new) is Tensor:
             self._put_off = ((_kept(old), version_of(old), new.detach().clone()),)
         else:
-            after = dict(leaves(new))
-            pairs = [(t, after.get(path)) for path, t in leaves(old)]
+            before, after = dict(leaves(old)), dict(leaves(new))
+            if before.keys() != after.keys():
+                self.unknown = "its leaves are not those that it had before"
+            elif _holds_objects(old):
+                self.unknown = "what is no tensor in it was not compared"
+            pairs = [(t, after.get(path)) for path, t in before.items()]
             self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
 
     def _settle(self) -> None:
@@ -108,9 +112,23 @@ class Difference:
         if not self.measured:
             return self.unknown or ("there was nothing to compare" if self.calls else "")
         some = f"in the {len(self.measured)} of {self.calls} calls that were measured"
-        if self.max == 0.0 and not self.unknown:
-            return "this edit changed nothing" + (f" {some}" if len(self.measured) < self.calls else "")
+        if self.unknown:
+            return self.unknown
+        if self.max == 0.0:
+            if len(self.measured) < self.calls:
+                return f"this edit changed nothing {some}"
+            why = "" if getattr(self._change, "returned", True) else ": its function returned None and wrote nothing"
+            return f"this edit changed nothing{why}"
+        if not math.isfinite(self.max):
+            return "what it made, or what it replaced, is not finite"
         return f"the differences are those {some}" if len(self.measured) < self.calls else ""
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether there is something in a structure that is neither a tensor nor a constant, such as a cache."""
+    found: list[Any] = []
+    rebuild(value, lambda _, tensor: tensor, opaque=lambda x: found.append(noted(x)))
+    return any(isinstance(x, Omitted) for x in found)
 
 
 def _kept(tensor: Tensor) -> Tensor:

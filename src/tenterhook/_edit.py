@@ -41,11 +41,17 @@ class edit:
     """
 
     def __init__(
-        self, model: nn.Module | Tensor | Node, changes: Changes, *, frozen: bool = False, reduced: bool = False
+        self,
+        model: nn.Module | Tensor | Node,
+        changes: Changes,
+        *more: object,
+        frozen: bool = False,
+        reduced: bool = False,
     ) -> None:
         model = searchable(model, "edit")
-        if not isinstance(changes, Mapping):
-            raise TypeError(f"edit needs a dict of selector: change, got {type(changes).__name__}")
+        if more or not isinstance(changes, Mapping):
+            got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
+            raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
         self._model = model  # sites refer to it weakly
         self._session = Session(model, frozen=frozen, changes=True)
         self._session.reduced = reduced
@@ -108,6 +114,9 @@ class edit:
                 notes.append(f"{tap.site}: {remark}")
         header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
         return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
+
+    def __repr__(self) -> str:
+        return f"<edit of {', '.join(f'{selector}: {taps[0].change}' for selector, taps in self._groups)}>"
 
     def save(self, file: str | File) -> None:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""

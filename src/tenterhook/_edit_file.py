@@ -42,7 +42,14 @@ def load_edits(file: str | Path) -> dict[str, Change]:
     with edit(model, load_edits("steering.safetensors")):
         model(x)
     """
-    with _safetensors().safe_open(file, framework="pt") as opened:
+    safetensors = _safetensors()
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    try:
+        opening = safetensors.safe_open(file, framework="pt")
+    except safetensors.SafetensorError as error:
+        raise EditError(f"{file} is no safetensors file, so it holds no edits: {error}") from None
+    with opening as opened:
         header = (opened.metadata() or {}).get(_KEY)
         if header is None:
             raise EditError(f"{file} holds no edits; write them with `edits.save(...)`")

@@ -15,6 +15,7 @@ from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tap import Scope, Tap, check_unchanged, not_watching
 from tenterhook._tree import Path, describe, itself, leaves, rebuild, version_of
+from tenterhook.changes import Change
 
 Observer = Callable[[Site, Any], object]
 
@@ -74,6 +75,8 @@ class observe:
         self._session = Session(model, frozen=frozen)
         self._groups: list[list[_Look]] = []
         for selector, look in observers.items():
+            if isinstance(look, Change):
+                raise TypeError(f"{selector}: observing changes nothing; {look} is for edit")
             if not callable(look):
                 raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
             self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])

@@ -64,16 +64,17 @@ class Edit(Tap):
     def _changed(self, old: Any, call: int, path: Path = ()) -> Any:
         """What the change makes of a value; None where it leaves it as it is."""
         shown = old.plain() if isinstance(old, Inputs) else old
+        self.missed = "its change failed"
         try:
             new = self._made(shown, call, path)
         except Exception as error:
-            self.missed = "its change raised an exception"
             _blame(error, self.site.at(call, path))
             raise
-        if new is shown:
+        if new is shown and isinstance(new, Tensor):
             return None
         if not _are_alike(shown, new) and (self.change.keeps_shape or self.site.kind != "module"):
             check_alike(shown, new, self.site.at(call, path))
+        self.missed = ""
         return old.with_plain(new) if isinstance(old, Inputs) else new
 
     def _made(self, value: Any, call: int, path: Path) -> Any:
@@ -222,12 +223,13 @@ class PlainFunction(Edit):
         try:
             new = self.change.function(copy)
         except Exception as error:
-            self.missed = "its change raised an exception"
+            self.missed = "its change failed"
             _blame(error, self.site.at(call))
             raise
         finally:
             unhide(token)
         self.applied += 1
+        self.change.returned = new is not None
         if new is None:
             new = copy
         elif not _are_alike(last, new):
@@ -268,8 +270,9 @@ def _are_alike(old: Any, new: Any) -> bool:
 def check_alike(old: Any, new: Any, site: Site) -> None:
     """The model goes on with what it would have got: the same structure, shapes and dtypes."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    if isinstance(old, Tensor) != isinstance(new, Tensor) or before.keys() != after.keys():
-        raise EditError(f"the change at {site} made {describe(new)} of {describe(old)}; it must have the same leaves")
+    if before.keys() != after.keys() or (before and type(old) is not type(new) and not isinstance(old, Tensor)):
+        hint = "return a tensor like the value" if isinstance(old, Tensor) else "the type and the leaves must stay"
+        raise EditError(f"the change at {site} made {describe(new)} of {describe(old)}; {hint}")
     for path, tensor in before.items():
         other = after[path]
         if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):

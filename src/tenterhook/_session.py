@@ -242,7 +242,7 @@ class Session:
         """The most likely reason that a tap never fired."""
         site = tap.site
         if not self._entered:
-            return "the session was never entered; use it as `with capture(...) as seen:`"
+            return "the session was never entered; use it in a `with` block"
         if tap.missed:
             return tap.missed
         if site.kind == "module" and not tap.calls:
@@ -266,13 +266,13 @@ class Session:
     def notes(self) -> Iterator[str]:
         """What a report says under its table."""
         if self.ran_eagerly and _compiled.something_was_compiled():
-            yield "compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
+            yield "any compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
         recomputed = max((tap.recomputed for tap in self.taps), default=0)
         if recomputed:
             yield "calls during backward were a checkpoint recomputing, and are not counted again"
         elsewhere = max((tap.elsewhere for tap in self.taps), default=0)
         if elsewhere:
-            yield "calls from other threads or async tasks were left alone"
+            yield "calls from other threads or async tasks, or made by a change or an observer, were left alone"
         if self._ended_by is not None and issubclass(self._ended_by, Exception):
             yield f"the block was left by {self._ended_by.__name__}: a module that was running then returned nothing"
         noted: dict[str, list[str]] = {}

@@ -341,7 +341,7 @@ def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
     lines = [f"nothing in {type(model).__name__} answers to {text!r}"]
     if address.cls is not None:
         classes = [type(m).__name__ for _, m in modules]
-        near = close_matches(address.cls, classes)
+        near = [f"{address.path}<{name}>" for name in close_matches(address.cls, classes)]
         lines.append(f"its classes are {', '.join(sorted(set(classes)))}")
     else:
         names = [name for name, _ in modules]

@@ -1,7 +1,7 @@
 """sweep: many counterfactuals in one batched forward, each edit acting on its own rows."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from tenterhook.changes import Change, Function, as_change
 Shapes = dict[str, list[torch.Size]]
 
 
-def sweep(model: nn.Module, inputs: Any, edits: Sequence[Changes], *, at_once: int | None = None) -> list[Any]:
+def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: int | None = None) -> list[Any]:
     """What the model makes of the inputs under each of many edits, in one batched forward for all of them.
 
         heads = [{"attn": at((..., slice(64 * h, 64 * h + 64)), zero())} for h in range(12)]
@@ -34,6 +34,7 @@ def sweep(model: nn.Module, inputs: Any, edits: Sequence[Changes], *, at_once: i
     inputs run once alone, and must come out alike before and after the edited rows.
     """
     check_model(model, "sweep")
+    edits = edits if isinstance(edits, Mapping) else list(edits)
     if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in edits):
         raise TypeError("sweep needs a list of edits, each a dict of selector: change")
     if at_once is not None and at_once < 1:
@@ -127,7 +128,8 @@ class _Blocks(Change):
         alone = self.shapes.get(str(site), [])
         dim = _row_dim(value.shape, alone[0] if len(alone) == 1 else None, self.n)
         if dim is None:
-            raise EditError(f"its value is not per row ({describe(value)}): it is the same for all edits")
+            what = f"its value is not per row ({describe(value)}): it is the same for all edits"
+            raise EditError(f"{what}; edit it in a run of its own")
         out = value.clone()
         for i, changes in self.edits.items():
             block = _block(value, dim, i, self.n)

@@ -39,6 +39,10 @@ class Change:
             if type(argument) not in _PLAIN:
                 self.is_plain = False
         if not self.is_plain:
+            for key in arguments.keys() & _TENSOR_OR_NUMBER:
+                if not isinstance(arguments[key], _CONSTANTS):
+                    what = f"{key} is a tensor or a number, got {type(arguments[key]).__name__}"
+                    raise TypeError(f"{name}: {what}")
             self.takes_site = "change" in arguments or "changes" in arguments
             self._has_tensors = any(isinstance(x, Tensor) for x in arguments.values())
 
@@ -111,6 +115,7 @@ class Function:
 
     is_pure = False
     keeps_shape = True
+    returned = True  # whether the function returned something, the last time
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -120,6 +125,7 @@ class Function:
         """What the function returns, or else the copy that it got, into which it may have written."""
         shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
         new = self.function(shown, site) if self.takes_site else self.function(shown)
+        self.returned = new is not None
         return shown if new is None else new
 
     def __repr__(self) -> str:
@@ -127,6 +133,7 @@ class Function:
 
 
 _NONE = object()
+_TENSOR_OR_NUMBER = {"by", "vector", "rows", "std", "max_norm", "times"}
 _PLAIN = {float, int, bool, type(None)}
 _CHANGES = (Change, Function)
 _CONSTANTS = (Tensor, int, float)
@@ -145,12 +152,15 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
         if len(args) == 1 == len(names) and not kwargs and not holds_changes:
             return Change(kind, function, {names[0]: args[0]})
-        bound = rest.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        for name in holds_changes:
-            inner = arguments[name]
-            arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
+        try:
+            bound = rest.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            for name in holds_changes:
+                inner = arguments[name]
+                arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
+        except TypeError as error:
+            raise TypeError(f"{kind}{str(rest).partition(' ->')[0]}: {error}") from None
         return Change(kind, function, arguments)
 
     make.__signature__ = rest  # type: ignore[attr-defined]
@@ -213,7 +223,8 @@ def replace(value: Tensor, by: Tensor | Number) -> Tensor:
     try:
         whole = (by.to(value.dtype) if _is_real_or_complex(value) else by).expand(value.shape)
     except RuntimeError:
-        raise ValueError(f"the replacement has shape {_times(by)}, the value {_times(value)}") from None
+        what = f"the replacement has shape {_times(by)}, the value {_times(value)}"
+        raise ValueError(f"{what}; give single positions with at(...)") from None
     return _instead(value, whole)
 
 
@@ -262,6 +273,8 @@ def resample(value: Tensor, rows: Tensor, seed: int = 0) -> Tensor:
 
 def project_out(direction: Tensor, dim: int = -1) -> Change:
     """The value without its part along a direction, or along the plane of several (one a row)."""
+    if direction.requires_grad:  # found anew each time, so that it can be learnt
+        return Change("project_out", _project_out, {"direction": torch.atleast_2d(direction), "dim": dim})
     rows = torch.atleast_2d(direction.detach()).to(_at_least_float32(direction))
     _, size, basis = torch.linalg.svd(rows, full_matrices=False)
     basis = basis[size > size.max() * len(rows) * torch.finfo(rows.dtype).eps]
@@ -275,7 +288,8 @@ def _project_out(value: Tensor, direction: Tensor, dim: int) -> Tensor:
     along = value.movedim(dim, -1)
     if direction.shape[-1] != along.shape[-1]:
         raise ValueError(f"the direction has {direction.shape[-1]} entries, the value {along.shape[-1]} along {dim}")
-    return (along - along @ direction.mH @ direction).movedim(-1, dim)
+    inverse = torch.linalg.pinv(direction) if direction.requires_grad else direction.mH
+    return (along - along @ inverse @ direction).movedim(-1, dim)
 
 
 @ready
