@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -986,3 +987,97 @@ def test_mistakes_of_the_first_hour(net):
         observe(net, {"a": zero()})
     assert repr(edit(net, {"a": zero(), "b": 1})) == "<edit of a: zero(), b: replace(1)>"
     assert "use it in a `with` block" in str(edit(net, {"a": zero()}).report())
+
+
+# Found in the second attempt to break it
+
+
+def test_threads_that_change_one_parameter_leave_it_as_it_was():
+    model = nn.Linear(800, 800, bias=False)
+    before = model.weight.detach().clone()
+
+    def work(k):
+        for _ in range(15):
+            with warnings.catch_warnings(), edit(model, {"weight": scale(k)}):
+                warnings.simplefilter("ignore")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (2.0, 3.0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each sees that the other was there
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert torch.equal(model.weight, before)
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = x * 1
+        self.relu(h)
+        return h
+
+
+def test_several_sessions_at_the_input_of_a_module_that_writes_into_it():
+    model, x = Writes(), torch.tensor([-1.0, 2.0], requires_grad=True)
+    with edit(model, {"relu:in": scale(3.0), "grad(relu:in)": scale(1.0)}):
+        out = model(x)
+        out.sum().backward()
+        assert out.tolist() == [0, 6] and x.grad.tolist() == [0, 3]
+    with edit(model, {"relu:in": scale(3.0), "relu:in[0]": add(1.0)}):
+        assert model(x).tolist() == [0, 7]
+    with edit(model, {"relu:in": scale(3.0)}), edit(model, {"relu:in": add(1.0)}):
+        assert model(x).tolist() == [0, 7]
+    x = x.detach()
+    with edit(model, {"relu:in": scale(2.0)}, frozen=True), capture(model, "grad(relu:in)", frozen=True):
+        assert model(x).tolist() == [0, 4]
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode, edit(model, {"relu:in": scale(3.0)}):
+            assert model(x).tolist() == [0, 6]
+        with mode, edit(nn.Identity(), {".:in": scale(3.0)}) as edits:
+            assert edits._model(x).tolist() == [-3, 6]
+        assert x.tolist() == [-1, 2]
+
+
+def test_a_call_that_failed_is_forgotten():
+    class Fails(nn.Module):
+        def forward(self, x, fail):
+            x.mul_(3)
+            if fail:
+                raise ValueError
+            return x + 1
+
+    model, a, b = Fails(), torch.ones(2), torch.ones(2)
+
+    def go(x, fail):
+        return model(x, fail)
+
+    with edit(model, {".:in[0]@0": scale(2.0)}):
+        with pytest.raises(ValueError):
+            go(a, True)
+        go(b, False)
+    assert a.tolist() == [1, 1] and b.tolist() == [3, 3]
+
+
+def test_a_module_may_write_into_a_leaf_where_it_says_no_grad():
+    class Clamps(nn.Module):
+        def forward(self, x):
+            with torch.no_grad():
+                x.clamp_(max=1)
+            return x * 2
+
+    model, x = Clamps(), torch.tensor([0.5, 3.0], requires_grad=True)
+    with edit(model, {".:in": scale(1.0)}):
+        model(x)
+    assert x.tolist() == [0.5, 1.0]
+
+
+def test_a_failed_change_is_not_counted(net):
+    edits = edit(net, {"a": mean(7)})
+    with pytest.raises(IndexError), edits:
+        net(X)
+    assert edits.report().silent == ["a"] and "its change failed" in str(edits.report())

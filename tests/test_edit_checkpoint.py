@@ -410,3 +410,22 @@ def test_selective_checkpoints_count_on_nothing_that_is_ours(saved, change, watc
             model(X.double(), selective).pow(2).sum().backward()
         grads.append(model.layer.weight.grad)
     torch.testing.assert_close(*grads)
+
+
+def test_a_module_that_is_gone_when_the_checkpoint_runs_again():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.z = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return checkpoint(lambda x: self.a(x).tanh(), x, use_reentrant=False)
+
+    model, x = Model(), X.clone().requires_grad_()
+    truth = torch.autograd.grad((model.a(x) * 2).tanh().sum(), x)[0]
+    with edit(model, {"*": scale(2.0)}):
+        out = model(x)
+    model.z = nn.Identity()
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, truth)
+    assert not model.a._forward_hooks

@@ -1,5 +1,6 @@
 """edit at grad(...): against the same edit written into the model, which is a tensor hook in its own source."""
 
+import asyncio
 import copy
 
 import pytest
@@ -415,3 +416,37 @@ def test_a_reentrant_checkpoint_does_not_know_the_end_of_the_pass():
     layer.zero_grad()
     layer(layer(x)).sum().backward()
     torch.testing.assert_close(mine, layer.weight.grad / 2)
+
+
+# Found in the second attempt to break it
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_handed_on_with_edits_on_both_sides(order):
+    model, x = nn.Sequential(nn.Identity()), torch.ones(1, requires_grad=True)
+    outer = dict([("grad(0)", add(1.0)), ("grad(0:in)", scale(1.0))][::order])
+    with edit(model, outer), edit(model, {"grad(0)": scale(10.0)}):
+        model(x).sum().backward()
+    assert x.grad.item() == 20
+
+
+def test_a_call_in_a_worker_thread_that_belongs_to_the_session():
+    model, x = nn.Identity(), torch.ones(2, requires_grad=True)
+    for _ in range(50):
+        h = x * 1  # autograd numbers its nodes by thread
+    with edit(model, {"grad(.)": scale(10.0)}):
+        out = asyncio.run(asyncio.to_thread(model, h))
+        (out.sum() + h.sum()).backward()
+    assert x.grad.tolist() == [11, 11]
+
+
+def test_the_gradient_is_that_of_the_value_which_the_model_used():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for address in ("0", "1:in"):
+        edits = {address: scale(2.0), f"grad({address})": clip_norm(0.1)}
+        norms = []
+        for written in (edits, dict(reversed(edits.items()))):
+            with capture(model, "grad(0)") as outside, edit(model, written), capture(model, f"grad({address})") as seen:
+                model(X).sum().backward()
+            norms.append((seen[f"grad({address})"].norm().item(), outside["grad(0)"].norm().item()))
+        assert norms[0] == norms[1] and norms[0][0] == pytest.approx(0.1)

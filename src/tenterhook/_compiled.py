@@ -5,7 +5,7 @@ of a class that was compiled before. The eager stance makes every compiled call 
 hooks fire; the compiled code stays in its cache and is used again, as it is, once the stance is lifted.
 
 The stance belongs to the process, not to a thread, so sessions that overlap share one: the first sets it, the
-last puts back what was there. That count is the only state of tenterhook that lives in a module.
+last puts back what was there. That count lives in this module, as the swapped parameters do in `_swap`.
 """
 
 import functools

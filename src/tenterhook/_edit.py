@@ -69,7 +69,9 @@ class edit:
                     taps.append(_tap(site, made, scope))
             self._groups.append((selector, taps))
             every += taps
-        self._session.taps = every
+        self._taps = every
+        # The gradient at a site is that of the value that the model goes on with, so values are changed first.
+        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if len(every) > 1 else every
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
@@ -106,7 +108,7 @@ class edit:
     def report(self) -> Report:
         """Per address: how often it was applied and how much it changed, or why it never was."""
         rows, notes = [], []
-        for tap in self._session.taps:
+        for tap in self._taps:
             rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
             if not tap.fired:
                 notes.append(f"{tap.site} was never edited: {self._session.why_silent(tap)}")

@@ -1,5 +1,6 @@
 """What a module is called with."""
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -70,9 +71,16 @@ class Inputs(Mapping[int | str, Any]):
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """The names of the arguments that a module's forward takes by position."""
+    if "forward" in vars(module):
+        return _positional(module.forward)
+    return _positional(type(module).forward)[1:]  # less self
+
+
+@functools.lru_cache(maxsize=1024)
+def _positional(forward: Any) -> tuple[str, ...]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
         return ()
     return tuple(p.name for p in parameters if p.kind in positional)

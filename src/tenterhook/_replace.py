@@ -13,7 +13,7 @@ from tenterhook._inputs import Inputs
 from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
-from tenterhook._tap import Scope, Tap, graph_task, here, hidden, hide, replaced, unhide, with_part
+from tenterhook._tap import Scope, Started, Tap, graph_task, here, hidden, hide, replaced, unhide, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
 from tenterhook.changes import Change, Function
 
@@ -31,7 +31,7 @@ class Edit(Tap):
         self.change = change
         if site.address.grad and site.kind == "module" and site.address.role == "out":
             self.needs_before = True
-            self.pending = {}
+            self.started = {}
 
     @property
     def fired(self) -> int:
@@ -93,7 +93,7 @@ class Edit(Tap):
             ((inside, tensor),) = found
             return put(value, inside, change(tensor, site))
 
-    def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
+    def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
         """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
         self.copied = ()
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
@@ -134,7 +134,7 @@ class Edit(Tap):
         try:
             self._swapped = Swap(tensor)
             new = self._changed(tensor.detach(), 0)
-            self._swapped.put(self._swapped.backup if new is None else new)
+            self._swapped.put(new)
         except RuntimeError as error:
             if isinstance(error, EditError):
                 raise
@@ -165,7 +165,10 @@ class PlainEdit(Edit):
         self.calls = self._version = 0
         self._first: Tensor | None = None
 
-    applied = property(operator.attrgetter("calls"), lambda self, times: None)
+    applied = property(operator.attrgetter("calls"))
+
+    def _count_in(self, old: Any, new: Any) -> None:
+        self.difference.note(old, new)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
@@ -182,6 +185,7 @@ class PlainEdit(Edit):
         try:
             new = change.function(last, **change.arguments)
         except Exception as error:
+            self.calls, self.missed = call, "its change failed"
             _blame(error, self.site.at(call))
             raise
         if not last.is_floating_point():  # else a number changes neither shape nor dtype
@@ -249,14 +253,15 @@ def _others(value: Any, part: Any) -> set[int]:
     return {key for key, count in everywhere.items() if count > inside.get(key, count)}
 
 
-def _is_older(tensor: Tensor, since: int | None) -> bool:
+def _is_older(tensor: Tensor, since: Started | None) -> bool:
     """Whether a module's output was there before the call: its input, handed on, or something that it keeps.
 
     A view counts as older, since a write into it would take the hook off.
     """
     if since is None:
         return False
-    return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < since or tensor._is_view()
+    node = tensor.grad_fn
+    return node is None or node._sequence_nr() < since.number or node in since.given or tensor._is_view()
 
 
 def _is_for_structures(change: Change | Function) -> bool:

@@ -19,6 +19,7 @@ from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
 from tenterhook._replay import checkpoints
 from tenterhook._shards import sharded_parameters
+from tenterhook._sites import Site
 from tenterhook._table import Table
 from tenterhook._tap import After, Around, Before, Scope, Tap, graph_task
 from tenterhook._why import why_never_called
@@ -119,9 +120,10 @@ class Session:
             raise EditError(f"{names}: {what}; run the backward inside the block")
         with _lock:
             self._again += 1
-            if self._again == 1:
-                self._place_all([tap for tap in self.taps if tap.changes])
         try:
+            with _lock:
+                if not self._placed and not self._handles:
+                    self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
             yield
         finally:
             with _lock:
@@ -151,18 +153,21 @@ class Session:
             hooks[key] = tap
             if tap.needs_before:
                 self._place_before(module, Before(tap))
-                self._pending.append(tap.pending)
+                self._pending.append(tap.started)
         else:
             tap.prepare(module)
             self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
             if site.address.grad or tap.changes:
                 self._pending.append(tap.pending)
-                self._handles.append(module.register_forward_hook(After(tap), with_kwargs=True))
+                # What took the place of an input goes back in the other order, the inner session's first.
+                after = module.register_forward_hook(After(tap), with_kwargs=True, prepend=tap.changes)
+                self._handles.append(after)
 
     def _place_before(self, module: nn.Module, hook: Before | Around) -> None:
         key, hooks = next(_ids), module._forward_pre_hooks
         self._placed.append((hooks, key))
         hooks[key] = hook
+        hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]  # before anything of ours makes copies
 
     def _tap_tensor(self, tap: Tap, owner: nn.Module) -> None:
         """A parameter or buffer: read once, on entering; its gradient at every backward."""
@@ -218,8 +223,9 @@ class Session:
 
     def _leave(self) -> None:
         self.scope.close()
-        self._open = False
-        self._remove()
+        with _lock:
+            self._open = False
+            self._remove()
         with ExitStack() as stack:  # the last first, and each even if another fails
             for tap in self.swapped:
                 stack.callback(tap.swap_back)
@@ -291,6 +297,10 @@ class Session:
         fused = (m for m in (model.modules() if model is not None else ()) if not m.training)
         layers = (m for m in fused if isinstance(m, nn.TransformerEncoderLayer))
         return any(id(inner) in hooked for layer in layers for inner in layer.modules())
+
+
+def _is_there(site: Site) -> bool:
+    return site.kind == "module" and site.owner() is not None
 
 
 def times(tap: Tap) -> str:

@@ -16,19 +16,20 @@ _in_force: "list[Swap]" = []
 class Swap:
     """One tensor with another value in it."""
 
+    backup: Tensor
+
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.backup = tensor.detach().clone()
-        self.value = self.backup
 
-    def put(self, value: Tensor) -> None:
+    def put(self, value: Tensor | None) -> None:
         """Write the other value into the tensor. Autograd notices: it is no longer what a graph may have saved."""
-        if value.requires_grad:
+        if value is not None and value.requires_grad:
             what = "it is changed once, on entering, so no gradient could reach the tensors that this change uses"
             raise RuntimeError(f"{what}; edit the output of the module instead")
-        self.value = value
-        self._write(value)
         with _lock:
+            self.backup = self.tensor.detach().clone()
+            self.value = self.backup if value is None else value
+            self._write(self.value)
             _in_force.append(self)
 
     def put_back(self, table: dict[str, Tensor], name: str) -> bool:
@@ -42,12 +43,12 @@ class Swap:
             if later:  # it will put back what was there before us
                 later[0].backup = self.backup
                 return False
-        was_replaced = table.get(name, self.tensor) is not self.tensor
-        was_changed = not torch.equal(self.tensor.detach(), self.value)
-        if was_replaced:
-            table[name] = self.tensor
-        self._write(self.backup)
-        return was_replaced or was_changed
+            was_replaced = table.get(name, self.tensor) is not self.tensor
+            was_changed = not torch.equal(self.tensor.detach(), self.value)
+            if was_replaced:
+                table[name] = self.tensor
+            self._write(self.backup)
+            return was_replaced or was_changed
 
     def _write(self, value: Tensor) -> None:
         with torch.inference_mode() if self.tensor.is_inference() else torch.no_grad():

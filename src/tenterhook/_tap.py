@@ -14,10 +14,10 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,13 @@ class Scope:
             run_again_under(checkpoint, self.number, session.again)
 
 
+class Started(NamedTuple):
+    """When a module was called: the number that autograd's next node gets in this thread, and what it was given."""
+
+    number: int
+    given: Set[Any]
+
+
 class Tap(Hook):
     """What to do at one site, as a hook. A verb overrides `reach` and `arrive`."""
 
@@ -99,7 +106,8 @@ class Tap(Hook):
     copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
     note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
-    pending: dict[int, Any]
+    pending: dict[int, Any]  # by frame: what `after` will need
+    started: dict[int, Started]  # by frame: how things were when the module was called
     _replays: Replays | None = None
     _names: tuple[str, ...] = ()
     _on_leaf: dict[tuple[int, Path], RemovableHandle] | None = None
@@ -138,7 +146,12 @@ class Tap(Hook):
         address = self.site.address
         if address.role == "in" and last is None:  # removed while another thread is here: torch forgot with_kwargs
             return None
-        value = Inputs(args, last, self._names) if address.role == "in" else last
+        frame = id(sys._getframe(1))
+        if address.role == "in":
+            self.pending.pop(frame, None)  # of a call that ended in an exception, in a frame that lived here before
+            value = Inputs(args, last, self._names)
+        else:
+            value = last
         call, again, has_graph = self._count(), False, True
         if call is None:
             if self._replays is None or (known := self._replays.next_call()) is None:
@@ -159,12 +172,12 @@ class Tap(Hook):
             if new is None:
                 return None
             if address.role == "in":
-                self.pending[id(sys._getframe(1))] = (None, list(replaced(part, new)))
+                self.pending[frame] = (None, list(replaced(part, new)))
             return _handed_back(with_part(value, address.leaf, new))
-        return self._reach_gradient(part, value, call, id(sys._getframe(1)), has_graph)
+        return self._reach_gradient(part, value, call, frame, has_graph)
 
     def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
-        own, whole = self.own(part, value, self.pending.pop(frame, None) if self.needs_before else None)
+        own, whole = self.own(part, value, self.started.pop(frame, None) if self.needs_before else None)
         if has_graph and self.scope.is_open:
             if not isinstance(part, Tensor):
                 self.expect(part, call)
@@ -176,7 +189,7 @@ class Tap(Hook):
 
     needs_before = False  # whether `own` wants to know when the module was called
 
-    def own(self, part: Any, value: Any, since: int | None) -> tuple[Any, Any]:
+    def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
         """The part whose gradient will be hooked, and the value with it in place, which the model goes on with."""
         if not self.scope.frozen:
             return part, value
@@ -260,7 +273,7 @@ class Tap(Hook):
         inputs, copies = [], []
         for (path, tensor), (_, original) in zip(leaves(own), leaves(part), strict=True):
             if tensor is not original:  # a copy that only this module will use
-                copies.append((tensor, version_of(tensor), original))
+                copies.append((tensor, tensor._version, original))
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
                 if self.is_copied_for_us(tensor):  # likewise, and edited first
@@ -287,8 +300,9 @@ class Tap(Hook):
         new = None
         for copied, version, original in copies:
             # Where the module wrote into its input, the caller's tensor must see that.
-            if version_of(copied) != version and copied.shape == original.shape:
-                with torch.set_grad_enabled(copied.requires_grad and torch.is_grad_enabled()):
+            if _was_written(copied, version) and copied.shape == original.shape:
+                follows = copied.requires_grad and not (original.is_leaf and original.requires_grad)
+                with torch.set_grad_enabled(follows and torch.is_grad_enabled()):
                     original.copy_(copied)
                 new = original if output is copied else new
         if shares is not None:
@@ -307,7 +321,7 @@ class Tap(Hook):
 
 
 class After(Hook):
-    """The forward hook beside a tap on the gradient of an input."""
+    """The forward hook beside a tap on the gradient of an input, or one that changes an input."""
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
@@ -323,8 +337,9 @@ class Before(Hook):
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
 
-    def __call__(self, module: nn.Module, args: object) -> None:
-        self.tap.pending[id(sys._getframe(1))] = torch._C._autograd._get_sequence_nr()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        given = {tensor.grad_fn for _, tensor in leaves(args)}
+        self.tap.started[id(sys._getframe(1))] = Started(torch._C._autograd._get_sequence_nr(), given)
 
 
 class Around(Hook):
@@ -390,13 +405,18 @@ def _owner(hook: Any) -> Any:
     return getattr(getattr(hook, "func", None), "__self__", None)
 
 
-def replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, int, Tensor]]:
+def replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, Any, Tensor]]:
     """The tensors that took the place of others, with their versions."""
     after = dict(leaves(new))
     for path, tensor in leaves(old):
         other = after.get(path, tensor)
         if other is not tensor:
-            yield other, version_of(other), tensor
+            yield other, other.clone() if other.is_inference() else other._version, tensor
+
+
+def _was_written(tensor: Tensor, version: Any) -> bool:
+    """Whether a tensor has changed since; one of inference mode does not count, so it was copied."""
+    return not torch.equal(tensor, version) if isinstance(version, Tensor) else tensor._version != version
 
 
 def _handed_back(value: Any) -> Any:
