@@ -18,7 +18,7 @@ from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._replace import Edit, PlainEdit, PlainFunction
 from tenterhook._session import Report, Session, times
-from tenterhook._sites import Selector, Site, resolve_all
+from tenterhook._sites import Selector, Site, plainly, resolve
 from tenterhook._tap import Scope
 from tenterhook.changes import Change, Function, as_change
 
@@ -57,21 +57,22 @@ class edit:
         self._session.reduced = reduced
         self._groups: list[tuple[Selector, list[Edit]]] = []
         every: list[Edit] = []
+        any_gradient = False
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            plain = _plain_kind(made)
-            taps: list[Edit] = []
-            for site in resolve_all(model, (selector,)):
-                if plain is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
-                    taps.append(plain(site, made, scope))
-                else:
-                    taps.append(_tap(site, made, scope))
+            kind = _plain_kind(made)
+            site = plainly(model, selector) if kind is not None else None
+            if site is not None and site.address[3:] == _WHOLE_OUTPUT:
+                taps = [kind(site, made, scope)]
+            else:
+                taps = [_tap(site, made, kind, scope) for site in resolve(model, selector)]
+                any_gradient = any_gradient or taps[0].site.address.grad
             self._groups.append((selector, taps))
             every += taps
         self._taps = every
         # The gradient at a site is that of the value that the model goes on with, so values are changed first.
-        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if len(every) > 1 else every
+        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if any_gradient else every
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
@@ -138,7 +139,9 @@ def _plain_kind(change: Any) -> Any:
     return PlainFunction if type(change) is Function and not change.takes_site else None
 
 
-def _tap(site: Site, change: Change | Function, scope: Scope) -> Edit:
+def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
+    if plain_kind is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
+        return plain_kind(site, change, scope)
     if not known_when_made(site.address.call):
         raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:

@@ -223,12 +223,16 @@ class Session:
 
     def _leave(self) -> None:
         self.scope.close()
-        with _lock:
-            self._open = False
+        if self.scope.number == -1:  # nobody can bring it back
             self._remove()
-        with ExitStack() as stack:  # the last first, and each even if another fails
-            for tap in self.swapped:
-                stack.callback(tap.swap_back)
+        else:
+            with _lock:
+                self._open = False
+                self._remove()
+        if self.swapped:
+            with ExitStack() as stack:  # the last first, and each even if another fails
+                for tap in self.swapped:
+                    stack.callback(tap.swap_back)
 
     def _remove(self) -> None:
         for hooks, key in self._placed:
