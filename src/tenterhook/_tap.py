@@ -224,7 +224,7 @@ class Tap(Hook):
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
         handle = tensor.register_hook(functools.partial(self.arrive, call, path))
         self.scope.add(handle)
-        if len(tensor._backward_hooks or ()) > 1:
+        if (self.changes or len(here()) != 1) and len(tensor._backward_hooks or ()) > 1:
             later_site_first(tensor, self)
         if is_leaf:  # it outlives the graph, so the last call that returned it owns its gradient
             self._on_leaf = {} if self._on_leaf is None else self._on_leaf

@@ -149,15 +149,14 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
     holds_changes = {"change", "changes"} & set(names)
     is_of_one = len(names) == 1 and not holds_changes
 
-    @functools.lru_cache(maxsize=256)  # a change is data, so that there need be one scale(2.0) only
-    def of_number(_: type, number: Any) -> Change:
+    @functools.lru_cache(maxsize=256, typed=True)  # a change is data, so that there need be one scale(2.0) only
+    def of_number(number: Any) -> Change:
         return Change(kind, function, {names[0]: number})
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
         if is_of_one and len(args) == 1 and not kwargs and type(args[0]) in _PLAIN:
-            number: Any = args[0]
-            return of_number(type(number), number)
+            return of_number(args[0])
         try:
             bound = rest.bind(*args, **kwargs)
             bound.apply_defaults()
