@@ -110,6 +110,7 @@ class edit:
         """Per address: how often it was applied and how much it changed, or why it never was."""
         rows, notes = [], []
         for tap in self._taps:
+            tap.difference.calls = tap.fired
             rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
             if not tap.fired:
                 notes.append(f"{tap.site} was never edited: {self._session.why_silent(tap)}")

@@ -191,7 +191,9 @@ class PlainEdit(Edit):
         if not last.is_floating_point():  # else a number changes neither shape nor dtype
             check_alike(last, new, self.site.at(call))
         if call:
-            self.difference.note(last, new)
+            if call < 9 or not call & (call - 1) or not call & (call + 1):  # this one is measured, or the last one was
+                self.difference.calls = call
+                self.difference.note(last, new)
         else:
             self._first = last.detach() if last.requires_grad else last
             try:
