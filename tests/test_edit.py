@@ -1076,6 +1076,14 @@ def test_a_module_may_write_into_a_leaf_where_it_says_no_grad():
     assert x.tolist() == [0.5, 1.0]
 
 
+def test_a_refused_change_is_not_counted():
+    lstm = nn.LSTM(3, 3)
+    edits = edit(lstm, {".": zero()})
+    with pytest.raises(EditError, match="changes one tensor"), edits:
+        lstm(torch.randn(2, 1, 3))
+    assert edits.report().silent == ["."] and "its change failed" in str(edits.report())
+
+
 def test_a_failed_change_is_not_counted(net):
     edits = edit(net, {"a": mean(7)})
     with pytest.raises(IndexError), edits:

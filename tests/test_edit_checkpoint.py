@@ -19,34 +19,24 @@ from torch.utils.checkpoint import (
 
 from tenterhook import EditError, TenterhookWarning, capture, edit
 from tenterhook.changes import add, at, noise, ones, replace, reverse, scale, zero
+from tests.test_checkpoint import Net as Segments
 
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 X = torch.randn(3, 4)
 
 
-class Net(nn.Module):
+class Net(Segments):
     """Three segments; `shared` runs in all of them, twice in each; `through` hands its input on."""
 
     def __init__(self, reentrant=None):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.shared = nn.Linear(4, 4)
+        super().__init__(reentrant)
         self.through = nn.Identity()
         self.relu = nn.ReLU(inplace=True)
-        self.reentrant = reentrant
 
     def segment(self, layer, x):
         h = self.shared(layer(x)).tanh()
         h = self.relu(self.shared(h)) * h
         return self.through(h).sin() * h
-
-    def forward(self, x):
-        for layer in self.layers:
-            if self.reentrant is None:
-                x = self.segment(layer, x)
-            else:
-                x = checkpoint(self.segment, layer, x, use_reentrant=self.reentrant)
-        return x
 
 
 EDITS = {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._replay import unrecorded
+from tenterhook._tap import can_have_gradient
 from tenterhook._tree import Omitted, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
@@ -50,11 +51,8 @@ class Difference:
         if new is None:
             self._found.append(_Found(0.0, 0.0, 1))
             return
-        if torch._C._len_torch_dispatch_stack() == 0:
+        with unrecorded():
             self._keep(old, new)
-        else:
-            with unrecorded():
-                self._keep(old, new)
 
     def _keep(self, old: Any, new: Any) -> None:
         if self._change.is_pure and isinstance(old, Tensor):
@@ -144,8 +142,7 @@ def _kind(tensor: Tensor) -> str:
 def _compared(old: Tensor, new: Tensor) -> list[_Found]:
     if old.shape != new.shape or not old.numel():
         return []
-    is_whole = not (old.is_floating_point() or old.is_complex())
-    wide = torch.promote_types(old.dtype, torch.float64 if is_whole else torch.float32)
+    wide = torch.promote_types(old.dtype, torch.float32 if can_have_gradient(old) else torch.float64)
     old, new = old.to(wide), new.to(wide)
     # Equal infinities differ by nothing; subtracted, they would give NaN.
     apart = torch.where(old == new, 0, new - old).abs()

@@ -1,7 +1,7 @@
 """How values and gradients are replaced: the taps of edit."""
 
 import functools
-import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -70,11 +70,11 @@ class Edit(Tap):
         except Exception as error:
             _blame(error, self.site.at(call, path))
             raise
-        if new is shown and isinstance(new, Tensor):
-            return None
         if not _are_alike(shown, new) and (self.change.keeps_shape or self.site.kind != "module"):
             check_alike(shown, new, self.site.at(call, path))
         self.missed = ""
+        if new is shown and isinstance(new, Tensor):
+            return None
         return old.with_plain(new) if isinstance(old, Inputs) else new
 
     def _made(self, value: Any, call: int, path: Path) -> Any:
@@ -162,13 +162,8 @@ class PlainEdit(Edit):
         self.site = site
         self.scope = scope
         self.change = change
-        self.calls = self._version = 0
+        self.calls = self.applied = self._version = 0
         self._first: Tensor | None = None
-
-    applied = property(operator.attrgetter("calls"))
-
-    def _count_in(self, old: Any, new: Any) -> None:
-        self.difference.note(old, new)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
@@ -185,14 +180,16 @@ class PlainEdit(Edit):
         try:
             new = change.function(last, **change.arguments)
         except Exception as error:
-            self.calls, self.missed = call, "its change failed"
+            self.missed = "its change failed"
             _blame(error, self.site.at(call))
             raise
         if not last.is_floating_point():  # else a number changes neither shape nor dtype
             check_alike(last, new, self.site.at(call))
-        if call:
-            if call < 9 or not call & (call - 1) or not call & (call + 1):  # this one is measured, or the last one was
-                self.difference.calls = call
+        before = self.applied
+        self.applied = before + 1
+        if before:
+            if before < 9 or not before & (before - 1) or not before & (before + 1):  # this or the last is measured
+                self.difference.calls = before
                 self.difference.note(last, new)
         else:
             self._first = last.detach() if last.requires_grad else last
@@ -246,13 +243,9 @@ class PlainFunction(Edit):
 
 def _others(value: Any, part: Any) -> set[int]:
     """The tensors of a value that are also somewhere else in it than in a part."""
-    inside: dict[int, int] = {}
-    for _, tensor in leaves(part):
-        inside[id(tensor)] = inside.get(id(tensor), 0) + 1
-    everywhere: dict[int, int] = {}
-    for _, tensor in leaves(value):
-        everywhere[id(tensor)] = everywhere.get(id(tensor), 0) + 1
-    return {key for key, count in everywhere.items() if count > inside.get(key, count)}
+    inside = Counter(id(tensor) for _, tensor in leaves(part))
+    everywhere = Counter(id(tensor) for _, tensor in leaves(value))
+    return (everywhere - inside).keys() & inside.keys()
 
 
 def _is_older(tensor: Tensor, since: Started | None) -> bool:

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -69,14 +69,9 @@ def _closed_over(pack: Any) -> Any:
     return None
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
+def unrecorded() -> AbstractContextManager[Any]:
     """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
-    if torch._C._len_torch_dispatch_stack() == 0:
-        yield
-        return
-    with _disable_current_modes():
-        yield
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 class Replays:

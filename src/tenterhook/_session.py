@@ -114,15 +114,12 @@ class Session:
             return
         if self.swapped:
             names = ", ".join(str(tap.site) for tap in self.swapped)
-            what = (
-                "it ran with a changed value under a checkpoint, which now runs it again, and has been restored since"
-            )
-            raise EditError(f"{names}: {what}; run the backward inside the block")
-        with _lock:
-            self._again += 1
+            what = "it ran with a changed value under a checkpoint, which now runs it again"
+            raise EditError(f"{names}: {what}, and has been restored since; run the backward inside the block")
         try:
             with _lock:
-                if not self._placed and not self._handles:
+                self._again += 1
+                if self._again == 1:
                     self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
             yield
         finally:

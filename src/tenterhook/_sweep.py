@@ -16,6 +16,7 @@ from tenterhook._inputs import call_with
 from tenterhook._observe import observe
 from tenterhook._replace import check_alike
 from tenterhook._sites import Site, check_model, resolve, walk
+from tenterhook._tap import can_have_gradient
 from tenterhook._tree import Path, describe, itself, leaves, rebuild
 from tenterhook.changes import Change, Function, as_change
 
@@ -173,7 +174,7 @@ def _cut(dims: dict[Path, int], i: int, n: int) -> Callable[[Path, Tensor], Tens
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    if not (a.is_floating_point() or a.is_complex()):
+    if not can_have_gradient(a):
         return bool(torch.equal(a, b))
     tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
     wide = torch.promote_types(a.dtype, torch.float32)

@@ -103,6 +103,7 @@ class Tap(Hook):
     recomputed = 0
     is_view = False
     changes = False  # whether the model may get another value than it computed
+    needs_before = False  # whether `own` wants to know when the module was called
     copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
     note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
@@ -187,8 +188,6 @@ class Tap(Hook):
                 self.hook_leaves(own, call)
         return None if whole is value else _handed_back(whole)
 
-    needs_before = False  # whether `own` wants to know when the module was called
-
     def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
         """The part whose gradient will be hooked, and the value with it in place, which the model goes on with."""
         if not self.scope.frozen:
@@ -264,8 +263,8 @@ class Tap(Hook):
             self._replays = Replays()
         self._again_in(self._replays.remember(call))
 
-    def _again_in(self, checkpoints: list[Any]) -> None:
-        for checkpoint in checkpoints if self.changes else ():
+    def _again_in(self, around: list[Any]) -> None:
+        for checkpoint in around if self.changes else ():
             self.scope.again_in(checkpoint)
 
     def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from tenterhook._sites import Site
-from tenterhook._tree import itself, rebuild, version_of
+from tenterhook._tap import can_have_gradient
+from tenterhook._tree import describe, itself, rebuild, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]
@@ -90,7 +91,7 @@ class Change:
         """An argument on the device and in the dtype of the value; what can be kept is moved once."""
         if not isinstance(x, Tensor):
             return x
-        dtype = value.dtype if _is_real_or_complex(x) and _is_real_or_complex(value) else x.dtype
+        dtype = value.dtype if can_have_gradient(x) and can_have_gradient(value) else x.dtype
         if (x.device, x.dtype) == (value.device, dtype):
             return x
         if x.requires_grad or x.is_inference():
@@ -222,11 +223,11 @@ def ones(value: Tensor) -> Tensor:
 def replace(value: Tensor, by: Tensor | Number) -> Tensor:
     """Another tensor, or a number everywhere. A tensor that broadcasts to the value's shape will do."""
     if not isinstance(by, Tensor):
-        if not _is_real_or_complex(value) and by != int(by):
+        if not can_have_gradient(value) and by != int(by):
             raise ValueError(f"{by} is no {str(value.dtype).removeprefix('torch.')}, which the value is")
         return _filled(value, by)
     try:
-        whole = (by.to(value.dtype) if _is_real_or_complex(value) else by).expand(value.shape)
+        whole = (by.to(value.dtype) if can_have_gradient(value) else by).expand(value.shape)
     except RuntimeError:
         what = f"the replacement has shape {_times(by)}, the value {_times(value)}"
         raise ValueError(f"{what}; give single positions with at(...)") from None
@@ -351,10 +352,6 @@ def _at_least_float32(value: Tensor) -> torch.dtype:
     return torch.promote_types(value.dtype, torch.float32)
 
 
-def _is_real_or_complex(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
-
-
 def _as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
@@ -366,7 +363,7 @@ def _times(x: Tensor) -> str:
 def _short(x: Any) -> str:
     """An argument for reading; an index as it is written between brackets."""
     if isinstance(x, Tensor):
-        return f"<{_times(x)} {str(x.dtype).removeprefix('torch.')}>"
+        return f"<{describe(x)}>"
     if isinstance(x, tuple):
         return f"({', '.join(map(_short, x))})"
     if isinstance(x, slice):
