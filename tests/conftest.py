@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import _compiled, _session, _tap
+from tenterhook import _compiled, _scope, _session
 from tenterhook._handles import Hook
 
 
@@ -35,7 +35,7 @@ def nothing_left_behind(monkeypatch):
     yield
     left = [where for ref in models if (model := ref()) is not None for where in ours(model)]
     assert not left, f"hooks left behind: {left}"
-    assert _tap.here() == (), "a scope is still open"
+    assert _scope.here() == (), "a scope is still open"
     assert _compiled._open == 0, "the compiler stance was not put back"
 
 

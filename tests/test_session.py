@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import NotSeenError, _session, _tap, capture, observe
+from tenterhook import NotSeenError, _scope, _session, capture, observe
 from tests.conftest import ours
 
 
@@ -256,7 +256,7 @@ def test_a_session_may_be_left_in_another_context_than_it_was_entered_in():
     session.__enter__()
     contextvars.copy_context().run(session.__exit__, None, None, None)
     assert not ours(model)
-    _tap._open_scopes.set(())
+    _scope._open_scopes.set(())
 
 
 def test_a_copy_of_a_hooked_model_is_free_of_us():

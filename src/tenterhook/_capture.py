@@ -19,9 +19,9 @@ from tenterhook._captured import Captured
 from tenterhook._graph import searchable
 from tenterhook._inputs import call_with
 from tenterhook._keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
+from tenterhook._scope import Scope
 from tenterhook._session import Session
 from tenterhook._sites import Selector, Site, check_model, resolve_all
-from tenterhook._tap import Scope
 from tenterhook._why import is_container
 
 _WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient

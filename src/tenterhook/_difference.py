@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._replay import unrecorded
-from tenterhook._tap import can_have_gradient
-from tenterhook._tree import Omitted, leaves, noted, rebuild, version_of
+from tenterhook._tree import Omitted, can_have_gradient, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
 

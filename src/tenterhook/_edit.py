@@ -17,9 +17,9 @@ from tenterhook._address import Address, known_when_made
 from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._replace import Edit, PlainEdit, PlainFunction
+from tenterhook._scope import Scope
 from tenterhook._session import Report, Session, times
 from tenterhook._sites import Selector, Site, plainly, resolve
-from tenterhook._tap import Scope
 from tenterhook.changes import Change, Function, as_change
 
 _WHOLE_OUTPUT = Address(".")[3:]

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import covers
+from tenterhook._scope import Scope, graph_task, here, not_watching
 from tenterhook._sites import Site
-from tenterhook._tap import (
-    Scope,
-    Tap,
-    check_unchanged,
-    graph_task,
-    here,
-    later_site_first,
-    not_watching,
-)
+from tenterhook._tap import Tap, check_unchanged, later_site_first
 from tenterhook._tree import Omitted, Path, rebuild, version_of
 
 

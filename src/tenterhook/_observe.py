@@ -11,9 +11,10 @@ from tenterhook._address import known_when_made
 from tenterhook._errors import AddressError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._inputs import Inputs
+from tenterhook._scope import Scope, not_watching
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
-from tenterhook._tap import Scope, Tap, check_unchanged, not_watching
+from tenterhook._tap import Tap, check_unchanged
 from tenterhook._tree import Path, describe, itself, leaves, rebuild, version_of
 from tenterhook.changes import Change
 

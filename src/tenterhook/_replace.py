@@ -11,9 +11,10 @@ from tenterhook._difference import Difference
 from tenterhook._errors import EditError
 from tenterhook._inputs import Inputs
 from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
+from tenterhook._scope import Scope, graph_task, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
-from tenterhook._tap import Scope, Started, Tap, graph_task, here, hidden, hide, replaced, unhide, with_part
+from tenterhook._tap import Started, Tap, replaced, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
 from tenterhook.changes import Change, Function
 

@@ -18,10 +18,11 @@ from tenterhook import _compiled
 from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
 from tenterhook._replay import checkpoints
+from tenterhook._scope import Scope, graph_task
 from tenterhook._shards import sharded_parameters
 from tenterhook._sites import Site
 from tenterhook._table import Table
-from tenterhook._tap import After, Around, Before, Scope, Tap, graph_task
+from tenterhook._tap import After, Around, Before, Tap
 from tenterhook._why import why_never_called
 
 # Ids for our entries in torch's hook tables. Its own count up from 0 and without a lock, so ours count down.

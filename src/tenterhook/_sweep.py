@@ -16,8 +16,7 @@ from tenterhook._inputs import call_with
 from tenterhook._observe import observe
 from tenterhook._replace import check_alike
 from tenterhook._sites import Site, check_model, resolve, walk
-from tenterhook._tap import can_have_gradient
-from tenterhook._tree import Path, describe, itself, leaves, rebuild
+from tenterhook._tree import Path, can_have_gradient, describe, itself, leaves, rebuild
 from tenterhook.changes import Change, Function, as_change
 
 Shapes = dict[str, list[torch.Size]]

@@ -4,88 +4,39 @@ A tap works out whether a call is its session's own and which call it is, and ha
 value, `arrive` for the gradient of each leaf, which it gets by a tensor hook. What these return takes the place of
 the value or gradient; None leaves it. The verbs are kinds of Tap.
 
-Whose call is it? The scopes of the sessions that are open in this thread or async task are in a context variable:
-a tap that fires outside its scope only counts. A call inside a backward pass is a checkpoint's recomputation and
+A call that is not in the session's scope only counts. One inside a backward pass is a checkpoint's recomputation and
 is not counted again; a tap that changes something does so there too.
 """
 
 import copy
 import functools
-import itertools
 import sys
-import weakref
-from collections.abc import Callable, Container, Iterator, Set
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Container, Iterator, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._address import may_cover
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
-from tenterhook._replay import Replays, checkpoints, may_be_checkpointed, run_again_under
+from tenterhook._replay import Replays, checkpoints, may_be_checkpointed
+from tenterhook._scope import Scope, graph_task, here
 from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
-from tenterhook._tree import Path, describe, itself, leaves, paths_of, pick, put, rebuild, version_of
-
-_open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
-here = _open_scopes.get
-graph_task = torch._C._current_graph_task_id
-_numbers = itertools.count()
-
-
-class Scope:
-    """What the taps of one session share. Holds nothing that holds a tap, so that a session leaves no cycle."""
-
-    _prune_at = 1024
-    is_open = False
-    task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
-    around: Container[Any] = ()  # the checkpoints that it was opened in
-    number = -1  # in the order of opening
-    session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
-
-    def __init__(self, frozen: bool) -> None:
-        self.frozen = frozen
-        self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
-
-    def open(self) -> None:
-        """From here on, calls in this thread or async task belong to the session too."""
-        self.is_open = True
-        if (task := graph_task()) != -1:
-            self.task = task
-        if self.session() is not None:
-            self.number = next(_numbers)
-            if task != -1 or may_be_checkpointed():
-                self.around = weakref.WeakSet(one for one, _ in checkpoints())
-        _open_scopes.set((*here(), self))
-
-    def close(self) -> None:
-        """Undo `open`; not by a token, for a session may be left in another context than it was entered in."""
-        self.is_open = False
-        _open_scopes.set(tuple(other for other in here() if other is not self))
-
-    def add(self, handle: RemovableHandle) -> None:
-        """Remember a tensor hook; those that died with their graph are let go now and then."""
-        self.handles.append(handle)
-        if len(self.handles) > self._prune_at:
-            self.handles = [h for h in self.handles if h.hooks_dict_ref() is not None]
-            self._prune_at = max(1024, 2 * len(self.handles))
-
-    def thaw(self, tensor: Tensor) -> Tensor:
-        """With frozen=True: a tensor that autograd ignored, as one that it follows from here on."""
-        if not self.frozen or tensor.requires_grad or not can_have_gradient(tensor):
-            return tensor
-        return tensor.detach().requires_grad_().clone() if torch.is_grad_enabled() else tensor
-
-    def again_in(self, checkpoint: Any) -> None:
-        """Have the session's changes made again when a checkpoint runs again, even if it is over by then."""
-        session = self.session()
-        if session is not None and checkpoint not in self.around:
-            run_again_under(checkpoint, self.number, session.again)
+from tenterhook._tree import (
+    Path,
+    can_have_gradient,
+    describe,
+    itself,
+    leaves,
+    paths_of,
+    pick,
+    put,
+    rebuild,
+    version_of,
+)
 
 
 class Started(NamedTuple):
@@ -354,31 +305,6 @@ class Around(Hook):
                     self.scope.again_in(one)
 
 
-def hide(scope: Scope) -> Any:
-    """From here on the session does not see any calls, until `unhide`."""
-    return _open_scopes.set(tuple([s for s in here() if s is not scope]))
-
-
-unhide = _open_scopes.reset
-
-
-@contextmanager
-def hidden(scope: Scope) -> Iterator[None]:
-    """Run a user's function so that the session does not see the calls that it makes."""
-    token = hide(scope)
-    try:
-        yield
-    finally:
-        unhide(token)
-
-
-@contextmanager
-def not_watching(scope: Scope) -> Iterator[None]:
-    """Run a user's function so that neither the session nor a checkpoint around it sees what it does."""
-    with hidden(scope), saved_tensors_hooks(torch.detach, lambda tensor: tensor):
-        yield
-
-
 def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:
     """Raise if a user's function wrote into what it was shown."""
     if any(version_of(tensor) != version for tensor, version in before):
@@ -445,8 +371,3 @@ def no_such_leaf(value: Any, path: Path) -> str:
         have = ", ".join(f"[{key}]" for key in value) or "no arguments"
         return f"it was called without {asked}; it was given {have}"
     return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
-
-
-def can_have_gradient(tensor: Tensor) -> bool:
-    """Whether its dtype is one that autograd follows."""
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -109,6 +109,11 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def can_have_gradient(tensor: Tensor) -> bool:
+    """Whether its dtype is one that autograd follows."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def paths_of(value: Any) -> str:
     """The leaves that a value has, as an error lists them: `[0], [1][h]`."""
     found = ["".join(f"[{key}]" for key in path) for path, _ in leaves(value)]

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._sites import Site
-from tenterhook._tap import can_have_gradient
-from tenterhook._tree import describe, itself, rebuild, version_of
+from tenterhook._tree import can_have_gradient, describe, itself, rebuild, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]
