@@ -33,9 +33,10 @@ def nothing_left_behind(monkeypatch):
 
     monkeypatch.setattr(_session.Session, "__init__", remember)
     yield
-    left = [where for ref in models if (model := ref()) is not None for where in ours(model)]
+    left = [where for ref in models if isinstance(model := ref(), nn.Module) for where in ours(model)]
     assert not left, f"hooks left behind: {left}"
     assert _scope.here() == (), "a scope is still open"
+    assert torch._C._len_torch_function_stack() == 0, "a function mode is still on"
     assert _compiled._open == 0, "the compiler stance was not put back"
 
 

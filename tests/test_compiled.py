@@ -306,3 +306,20 @@ def test_a_compiled_checkpoint_that_runs_again_after_the_session(backend, reentr
         loss = torch.utils.checkpoint.checkpoint(function, x, use_reentrant=reentrant).sum()
     loss.backward()
     torch.testing.assert_close(x.grad, truth)
+
+
+def test_the_inside_of_a_compiled_model(backend):
+    class Inner(nn.Module):
+        def forward(self, x):
+            y = x + 2
+            return y.relu()
+
+    model = torch.compile(nn.Sequential(Inner()), backend=backend, fullgraph=True)
+    model(X)
+    with capture(model, "0/y", "0/relu") as seen:
+        model(X)
+    assert torch.equal(seen["0/y"], X + 2) and torch.equal(seen["0/relu"], (X + 2).relu())
+    with edit(model, {"0/y": zero()}):
+        assert model(X).count_nonzero() == 0
+    model(X)
+    assert (backend.made, backend.ran) == (1, 2)

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -313,6 +314,26 @@ def test_no_grad_and_inference_pay_no_attention_to_checkpoints():
 
 
 # Found by trying to break it
+
+
+@BOTH
+def test_a_changed_parameter_in_a_checkpoint_in_which_no_module_is_called(reentrant):
+    fc, x = nn.Linear(4, 2), X.clone().requires_grad_()
+
+    def run():
+        return checkpoint(lambda x: F.linear(x, fc.weight).tanh(), x, use_reentrant=reentrant).sum()
+
+    with edit(fc, {"weight": scale(3.0)}):
+        run().backward()
+    inside, x.grad, fc.weight.grad = (x.grad, fc.weight.grad), None, None
+    twin = (fc.weight.detach() * 3).requires_grad_()
+    truth = torch.autograd.grad(F.linear(x, twin).tanh().sum(), (x, twin))
+    for ours, theirs in zip(inside, truth, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with edit(fc, {"weight": scale(3.0)}):
+        out = run()
+    with pytest.raises(EditError, match="weight: it ran with a changed value under a checkpoint"):
+        out.backward()
 
 
 @BOTH

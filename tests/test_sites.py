@@ -131,7 +131,7 @@ def test_a_child_that_holds_its_parent_does_not_loop():
         ("zzz.*", ["nothing in Net answers to 'zzz.*'"]),
         ("conv1.weight:in", ["conv1.weight is a parameter", "inputs and leaves belong to modules"]),
         ("conv1.weight[0]", ["conv1.weight is a parameter"]),
-        ("block/y", ["a value inside a forward"]),
+        ("bloc/y", ["did you mean block"]),
     ],
 )
 def test_an_unknown_address_says_what_is_near(selector, parts):

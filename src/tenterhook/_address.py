@@ -53,6 +53,7 @@ class Address(NamedTuple):
             place += "@" + ":".join("" if end is None else str(end) for end in self.call)
         elif self.call is not None:
             place += f"@{self.call}"
+        place = place if self.path else place[1:]  # a function has no path, only names inside
         return f"grad({place})" if self.grad else place
 
     @property
@@ -122,10 +123,29 @@ def may_cover(call: Call | None, k: int) -> bool:
     return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
 
 
-def known_when_made(call: Call | None) -> bool:
-    """Whether it can be told at each call if that call is meant: not by counting from the end."""
-    ends = call if isinstance(call, tuple) else (call,)
-    return all(end is None or end >= 0 for end in ends)
+def split_number(inner: str) -> tuple[str, int | None]:
+    """The inner part of an address without its number, and that: `/x#1` is the second assignment of x."""
+    name, mark, number = inner.partition("#")
+    return name, int(number) if mark else None
+
+
+@lru_cache(maxsize=1024)
+def _inner_pattern(asked: str) -> re.Pattern[str]:
+    parts = asked.split("/")[1:]
+    return re.compile(
+        "".join("(?:/[^/]+)*" if p == "**" else "/" + re.escape(p).replace(r"\*", "[^/]*") for p in parts)
+    )
+
+
+def matches(asked: str, name: str) -> bool:
+    """Whether a name inside a forward, without a number, is what was asked for: `/helper/*` means `/helper/q`."""
+    return _inner_pattern(asked).fullmatch(name) is not None
+
+
+def known_when_made(address: Address) -> bool:
+    """Whether it can be told at each value if that one is meant: not by counting from the end."""
+    ends = address.call if isinstance(address.call, tuple) else (address.call,)
+    return all(end is None or end >= 0 for end in (*ends, split_number(address.inner)[1]))
 
 
 def _leaf(key: str) -> Leaf:

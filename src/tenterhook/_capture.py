@@ -109,7 +109,7 @@ class capture:
 def _tap(number: int, site: Site, how: How) -> Values | Gradients:
     if not site.address.grad:
         return Values(number, site, how)
-    whole_output = site.address[3:6] == ("out", (), None) and site.kind == "module"
+    whole_output = site.address[3:6] == ("out", (), None) and site.kind in ("module", "inner")
     return (PlainGradients if whole_output else Gradients)(number, site, how)
 
 

@@ -1,6 +1,5 @@
 """Captured: what a session kept, by address."""
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenterhook._address import Address, covers, parse
+from tenterhook._address import Address, covers, matches, parse, split_number
 from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
 from tenterhook._inputs import Inputs
 from tenterhook._keep import Entry, Log
@@ -25,15 +24,24 @@ class Captured:
 
     def __init__(self, session: Session, log: Log) -> None:
         self._session = session
-        self._taps = session.taps
         self._log = log
+        self._known = -1  # how many taps are in `_by_place`
+        self._by_place: dict[tuple[str, str, bool], list[Any]] = {}
 
-    @functools.cached_property
-    def _by_place(self) -> dict[tuple[str, str, bool], list[Any]]:
-        places: dict[tuple[str, str, bool], list[Any]] = {}
-        for tap in self._taps:
-            places.setdefault(_place(tap.site.address), []).append(tap)
-        return places
+    @property
+    def _taps(self) -> list[Any]:
+        return self._session.asked_and_got()
+
+    def _at_place(self, address: Address) -> list[Any]:
+        """The taps of the place that an address means; where it is inside a forward, there may be several."""
+        if len(self._session.taps) != self._known:
+            self._known, self._by_place = len(self._session.taps), {}
+            for tap in self._taps:
+                self._by_place.setdefault(_place(tap.site.address), []).append(tap)
+        taps = self._by_place.get(_place(address), [])
+        if not any(tap.site.kind == "inner" for tap in taps):
+            return [] if address.inner else taps
+        return _inner(taps, address.inner)
 
     def __getitem__(self, address: Selector) -> Any:
         found = self._find(address)
@@ -80,7 +88,7 @@ class Captured:
 
     def __iter__(self) -> Iterator[str]:
         """The addresses at which something came, in the order in which it first did."""
-        return iter([str(self._taps[number].site) for number in self._log.order()])
+        return iter([str(self._session.taps[number].site) for number in self._log.order()])
 
     def __len__(self) -> int:
         return sum(bool(tap.fired) for tap in self._taps)
@@ -111,7 +119,7 @@ class Captured:
     def _meant(self, selector: Selector) -> list[tuple[Address, list[Any]]]:
         if isinstance(selector, str):
             address = _parse_or_none(selector)
-            if address is not None and (taps := self._by_place.get(_place(address))):
+            if address is not None and (taps := self._at_place(address)):
                 return [(address, taps)]
         model = self._session.model()
         if model is None:
@@ -138,22 +146,23 @@ class Captured:
 
     def _taps_of(self, site: Site) -> list[Any]:
         """By the name; else by the module, which may have been asked for under another of its names."""
-        named = self._by_place.get(_place(site.address))
+        named = self._at_place(site.address)
         if named:
             return named
         kind, role, grad = site.kind, site.address.role, site.address.grad
-        thing = site.module if kind == "module" else site.tensor
+        thing = site.tensor if kind in ("parameter", "buffer") else site.module
         same = []
         for tap in self._taps:
             other = tap.site
-            there = other.module if other.kind == "module" else other.tensor
+            there = other.tensor if other.kind in ("parameter", "buffer") else other.module
             if there is thing and (other.kind, other.address.role, other.address.grad) == (kind, role, grad):
                 same.append(tap)
-        return same
+        return _inner(same, site.address.inner) if kind == "inner" else same
 
     def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[str, Any]]:
         """The values of some taps that an address means; `silent` gets a line for each tap that has none."""
-        found: dict[tuple[int, int], tuple[str, Any]] = {}
+        found: dict[tuple[int, int, int], tuple[str, Any]] = {}
+        ranks = {inner: i for i, inner in enumerate(dict.fromkeys(tap.site.address.inner for tap in taps))}
         for tap in taps:
             kept: Path = tap.site.address.leaf
             if address.leaf[: len(kept)] != kept:
@@ -168,6 +177,7 @@ class Captured:
             for entry in wanted:
                 turns[entry.call] += 1
                 exact = address.at(call=entry.call, leaf=address.leaf, grad=address.grad)
+                exact = exact._replace(inner=tap.site.address.inner)
                 try:
                     value = part_of(entry.value, address.leaf[len(kept) :])
                 except LookupError:
@@ -178,7 +188,8 @@ class Captured:
                     silent.append(f"{exact} is a {value.kind}: no tensor, so it was not kept")
                     continue
                 _check_versions(entry, exact)
-                found.setdefault((entry.call, turns[entry.call]), (str(exact), _shown(value)))
+                key = (entry.call, ranks[exact.inner], turns[entry.call])
+                found.setdefault(key, (str(exact), _shown(value)))
         return [found[key] for key in sorted(found)]
 
     def _why_none(self, address: Address, tap: Any) -> str:
@@ -197,6 +208,19 @@ class Captured:
 
 def _place(address: Address) -> tuple[str, str, bool]:
     return address.name, address.role, address.grad
+
+
+def _inner(taps: list[Any], asked: str) -> list[Any]:
+    """Of some taps in one module, those that an address inside its forward means."""
+    name, number = split_number(asked)
+    of_name = [
+        tap for tap in taps if tap.site.kind == "inner" and matches(name, split_number(tap.site.address.inner)[0])
+    ]
+    if number is None or not of_name:
+        return of_name
+    numbers = [split_number(tap.site.address.inner)[1] or 0 for tap in of_name]
+    wanted = number if number >= 0 else max(numbers) + 1 + number
+    return [tap for tap, own in zip(of_name, numbers, strict=True) if own == wanted]
 
 
 def _shown(value: Any) -> Any:

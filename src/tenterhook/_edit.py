@@ -20,6 +20,7 @@ from tenterhook._replace import Edit, PlainEdit, PlainFunction
 from tenterhook._scope import Scope
 from tenterhook._session import Report, Session, times
 from tenterhook._sites import Selector, Site, plainly, resolve
+from tenterhook._tap import Tap
 from tenterhook.changes import Change, Function, as_change
 
 _WHOLE_OUTPUT = Address(".")[3:]
@@ -70,7 +71,7 @@ class edit:
                 any_gradient = any_gradient or taps[0].site.address.grad
             self._groups.append((selector, taps))
             every += taps
-        self._taps = every
+        self._taps = tuple(every)
         # The gradient at a site is that of the value that the model goes on with, so values are changed first.
         self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if any_gradient else every
 
@@ -95,12 +96,12 @@ class edit:
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
             for tap in taps:
-                if tap.applied:
+                if any(one.fired for one in tap.twins or [tap]):
                     break
             else:
-                self._complain_of(selector, taps[0])
+                self._complain_of(selector, *(taps[0].twins or taps)[:1])
 
-    def _complain_of(self, selector: Selector, tap: Edit) -> None:
+    def _complain_of(self, selector: Selector, tap: Tap) -> None:
         why = self._session.why_silent(tap)
         if tap.site.address.grad and "torch.no_grad()" in why:
             raise EditError(f"{selector} was never edited: {why}; run it with gradients")
@@ -109,7 +110,7 @@ class edit:
     def report(self) -> Report:
         """Per address: how often it was applied and how much it changed, or why it never was."""
         rows, notes = [], []
-        for tap in self._taps:
+        for tap in self._each():
             tap.difference.calls = tap.fired
             rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
             if not tap.fired:
@@ -118,6 +119,11 @@ class edit:
                 notes.append(f"{tap.site}: {remark}")
         header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
         return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
+
+    def _each(self) -> Iterator[Edit]:
+        """The taps, those inside a forward under the names that they have got."""
+        for tap in self._taps:
+            yield from tap.twins or [tap]  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<edit of {', '.join(f'{selector}: {taps[0].change}' for selector, taps in self._groups)}>"
@@ -143,7 +149,7 @@ def _plain_kind(change: Any) -> Any:
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
     if plain_kind is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
         return plain_kind(site, change, scope)
-    if not known_when_made(site.address.call):
+    if not known_when_made(site.address):
         raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:
         raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")

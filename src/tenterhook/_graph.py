@@ -1,4 +1,4 @@
-"""The autograd graph as something with addresses: `grad_fn` nodes in place of modules.
+"""What has addresses and is no module: the nodes of an autograd graph, the variables of a function.
 
     capture(loss, "grad(0.1)", "grad(**<AddmmBackward0>:in)")
 
@@ -7,7 +7,9 @@
 (`grad(0:in)`), as they leave it.
 """
 
+import functools
 from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch.autograd.graph import Node
 
 from tenterhook._address import Address, parse
 from tenterhook._errors import AddressError, close_matches
-from tenterhook._sites import Site, check_model
+from tenterhook._sites import Site, check_inner, check_model
 
 
 class Step:
@@ -64,11 +66,62 @@ class Graph:
 
 
 def searchable(model: Any, verb: str) -> Any:
-    """What addresses are looked up in: a model itself, or the graph behind a tensor."""
-    if not isinstance(model, nn.Module) and isinstance(model, (Tensor, Node)):
+    """What addresses are looked up in: a model itself, a function, or the graph behind a tensor."""
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, (Tensor, Node)):
         return Graph(model)
+    if codes := codes_of(model):
+        return Code(model, codes)
     check_model(model, verb)
     return model
+
+
+class Code:
+    """A function that is no module: its variables are addresses, as in `capture(function, "y", "grad(y)")`."""
+
+    def __init__(self, function: Any, codes: list[CodeType]) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.codes = codes
+
+    def modules(self) -> Iterator[Any]:
+        """As a graph, it has none."""
+        return iter(())
+
+    def resolve(self, text: Any) -> list[Site]:
+        """The site that a name means; whether there is such a value is known when the function has run."""
+        if not isinstance(text, str):
+            raise TypeError(
+                f"in a function a selector is the name of a variable, such as 'y' or 'grad(y)', got {text!r}"
+            )
+        is_grad = text.startswith("grad(") and text.endswith(")")
+        place = text[5:-1] if is_grad else text
+        try:
+            address = parse(f"./{place}")
+        except AddressError as error:
+            raise AddressError(str(error).replace(f"./{place}", text)) from None
+        check_inner(text, address)
+        return [Site(address._replace(path="", grad=is_grad), self, "inner", "*" in address.inner)]
+
+
+def codes_of(function: Any) -> list[CodeType]:
+    """The code of a function or method, however it is wrapped; none of a class."""
+    if isinstance(function, (type, str)):
+        return []
+    codes = []
+    for _ in range(20):
+        if isinstance(function, functools.partial):
+            function = function.func
+            continue
+        plain = getattr(function, "__func__", function)
+        if isinstance(plain, FunctionType):
+            codes.append(plain.__code__)
+        elif isinstance(call := vars(type(plain)).get("__call__"), FunctionType):
+            codes.append(call.__code__)
+        if not hasattr(plain, "__wrapped__"):
+            break
+        function = plain.__wrapped__
+    return codes[-1:]
 
 
 class NodeHooks:

@@ -137,6 +137,9 @@ class Values(Tap):
         self.how = how
         self.entries: list[Entry] = []
 
+    def twin(self, site: Site) -> "Values":
+        return type(self)(0, site, self.how)
+
     @property
     def fired(self) -> int:
         asked = self.site.address.call
@@ -184,7 +187,7 @@ class PlainValues(Values):
         self.number = number
         self.how = how
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
         if type(last) is not Tensor or scope not in here() or graph_task() != scope.task:
             return super().__call__(module, args, last)
@@ -235,6 +238,9 @@ class Gradients(Tap):
         self.arrivals: list[tuple[int, Path, int, Any, _Versions]] = []
         self.outlines: dict[int, Any] = {}
         self._simple = how.simple and how.copy
+
+    def twin(self, site: Site) -> "Gradients":
+        return type(self)(0, site, self.how)
 
     @property
     def fired(self) -> int:
@@ -308,7 +314,7 @@ class Gradients(Tap):
 class PlainGradients(Gradients):
     """The gradient of a module's whole output, at every call, without a detour where that is one tensor."""
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
         if type(last) is not Tensor or scope not in here() or graph_task() != scope.task or last.grad_fn is None:
             return super().__call__(module, args, last)

@@ -1,18 +1,25 @@
-"""The table of a model's addresses, or of the nodes of a graph.
+"""The table of a model's addresses, of the variables of a function, or of the nodes of a graph.
 
 sites(model)                      a table; iterating gives a Site each, str(site) is its address
+sites(model, x)                   the same after one forward, with every value inside the forwards
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-from torch.autograd.graph import Node
+import torch
+from torch import nn
 
 from tenterhook._address import Address, escape
-from tenterhook._graph import Graph, searchable
+from tenterhook._graph import Code, Graph, searchable
+from tenterhook._inputs import call_with
+from tenterhook._session import Session
 from tenterhook._sites import Selector, Site, resolve, shape_of, tensors_of, walk
 from tenterhook._table import Table
+from tenterhook._tap import Tap
+from tenterhook._tree import describe
 
 
 class Sites:
@@ -43,6 +50,9 @@ class Sites:
     def _table(self) -> Table:
         if isinstance(self.model, Graph):
             return Table(("node", "made by"), [(str(site), site.class_name) for site in self.rows])
+        if any(site.seen for site in self.rows):
+            rows = [(str(site), site.seen, _where(site), _code(site)) for site in self.rows]
+            return Table(("address", "value", "source", "line"), rows)
         rows = [(str(site), site.class_name, _count(site), self._shapes(site)) for site in self.rows]
         return Table(("address", "class", "parameters", "shapes"), rows, right=("parameters",))
 
@@ -56,20 +66,80 @@ class Sites:
         return ", ".join(f"{name} {_times(shape)}" for name, shape in site.shapes.items())
 
 
-def sites(model: nn.Module | Tensor | Node, *, match: Selector = "**") -> Sites:
+def sites(model: Any, *inputs: Any, match: Selector = "**") -> Sites:
     """Every address of a model, as a table that prints well.
 
         print(sites(model))
         [str(site) for site in sites(model, match="**<Conv2d>")]
+        print(sites(model, x))                    # and every value inside the forwards
 
-    The parameters column counts all that are under the module, shared ones once. Of a tensor: the nodes of the graph
+    The parameters column counts all that are under the module, shared ones once. With inputs (the arguments, or one
+    mapping of keyword arguments) the model runs once, and each value has its shape, its dtype and the line that makes
+    it; random states and buffers are as before. Of a function: its variables. Of a tensor: the nodes of the graph
     behind it, as in `grad(0.1)`.
     """
     place = searchable(model, "sites")
     if isinstance(place, Graph):
         found = place.resolve("grad(**)" if match == "**" else match)
         return Sites(place, [site.value() for site in found], {})
+    if inputs:
+        return _of_run(model, place, inputs, match)
+    if isinstance(place, Code):
+        raise TypeError(f"which values {place.name} has is known when it runs: sites({place.name}, *inputs)")
     return _of_model(place, match)
+
+
+class _Note(Tap):
+    """A tap that notes what a value is like."""
+
+    def twin(self, site: Site) -> "_Note":
+        return _Note(site, self.scope)
+
+    @property
+    def fired(self) -> int:
+        return int(bool(self.site.seen))
+
+    def reach(self, part: Any, call: int) -> None:
+        self.site.seen = self.site.seen or describe(part)
+
+
+def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) -> Sites:
+    session = Session(place)
+    if isinstance(place, Code):
+        asked = place.resolve(match)
+    elif match == "**":
+        asked = [*resolve(place, "**"), *resolve(place, "**/**")]
+    else:
+        asked = resolve(place, match)
+    session.taps = [_Note(site, session.scope) for site in asked]
+    with torch.no_grad(), _as_before(place), session:
+        call_with(model, inputs[0] if len(inputs) == 1 else inputs)
+    order = {id(site.module): i for i, site in reversed(list(enumerate(asked)))}
+    rows = [tap.site for tap in session.asked_and_got() if tap.fired]
+    rows.sort(key=lambda site: (order[id(site.module)], site.kind == "inner"))
+    return Sites(place, rows, {})
+
+
+@contextmanager
+def _as_before(place: Any) -> Iterator[None]:
+    """Leave random states and buffers as they are."""
+    buffers = [(buffer, buffer.clone()) for module in place.modules() for buffer in module.buffers(recurse=False)]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                if buffer.shape == before.shape and not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+def _where(site: Site) -> str:
+    file, _, line = site.source.rpartition(":")
+    return f"{Path(file).name}:{line}" if file else ""
+
+
+def _code(site: Site) -> str:
+    return site.text if site.kind == "inner" else site.class_name
 
 
 def _of_model(model: nn.Module, match: Selector) -> Sites:

@@ -30,6 +30,9 @@ class _Look(Tap):
         self.last = ""
         self._look = look
 
+    def twin(self, site: Site) -> "_Look":
+        return _Look(site, self._look, self.scope)
+
     @property
     def fired(self) -> int:
         return self.shown
@@ -82,7 +85,7 @@ class observe:
                 raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
             self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
             for tap in self._groups[-1]:
-                if not known_when_made(tap.site.address.call):
+                if not known_when_made(tap.site.address):
                     what = "which call is the last is known only afterwards; observe counts from 0"
                     raise AddressError(f"{tap.site}: {what}")
         self._session.taps = [tap for group in self._groups for tap in group]
@@ -95,10 +98,10 @@ class observe:
         self._session.__exit__(kind, *rest)
         if kind is None:
             for group in self._groups:
-                if not any(tap.fired for tap in group):
+                if not any(one.fired for tap in group for one in tap.twins or [tap]):
                     why = self._session.why_silent(group[0])
                     warnings.warn(f"{group[0].site} was never observed: {why}", TenterhookWarning, stacklevel=2)
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""
-        return self._session.report((tap, tap.last) for group in self._groups for tap in group)
+        return self._session.report((tap, tap.last) for tap in self._session.asked_and_got())

@@ -1,6 +1,7 @@
 """How values and gradients are replaced: the taps of edit."""
 
 import functools
+import sys
 from collections import Counter
 from typing import Any
 
@@ -18,6 +19,8 @@ from tenterhook._tap import Started, Tap, replaced, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
 from tenterhook.changes import Change, Function
 
+_FLOATING = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+
 
 class Edit(Tap):
     """A tap that puts something else in the place of a value or gradient."""
@@ -33,6 +36,9 @@ class Edit(Tap):
         if site.address.grad and site.kind == "module" and site.address.role == "out":
             self.needs_before = True
             self.started = {}
+
+    def twin(self, site: Site) -> "Edit":
+        return Edit(site, self.change, self.scope)
 
     @property
     def fired(self) -> int:
@@ -71,7 +77,7 @@ class Edit(Tap):
         except Exception as error:
             _blame(error, self.site.at(call, path))
             raise
-        if not _are_alike(shown, new) and (self.change.keeps_shape or self.site.kind != "module"):
+        if not _are_alike(shown, new) and (self.change.keeps_shape or not _is_free(self.site)):
             check_alike(shown, new, self.site.at(call, path))
         self.missed = ""
         if new is shown and isinstance(new, Tensor):
@@ -97,6 +103,7 @@ class Edit(Tap):
     def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
         """A gradient is changed on its way through this site alone: a tensor that others use is copied first."""
         self.copied = ()
+        since = _OLDER if self.older else since
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
             return part, value
         elsewhere = _others(value, part)
@@ -158,15 +165,15 @@ class PlainEdit(Edit):
     """
 
     change: Change
+    _first: Tensor | None = None
+    _version = 0
 
     def __init__(self, site: Site, change: Change, scope: Scope) -> None:
         self.site = site
         self.scope = scope
         self.change = change
-        self.calls = self.applied = self._version = 0
-        self._first: Tensor | None = None
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
         if (
             type(last) is not Tensor
@@ -179,12 +186,12 @@ class PlainEdit(Edit):
         self.calls = call + 1
         change = self.change
         try:
-            new = change.function(last, **change.arguments)
+            new = change.function(last, *change.values)
         except Exception as error:
             self.missed = "its change failed"
             _blame(error, self.site.at(call))
             raise
-        if not last.is_floating_point():  # else a number changes neither shape nor dtype
+        if last.dtype not in _FLOATING:  # else a number changes neither shape nor dtype
             check_alike(last, new, self.site.at(call))
         before = self.applied
         self.applied = before + 1
@@ -210,7 +217,7 @@ class PlainFunction(Edit):
 
     change: Function
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
         scope = self.scope
         if (
             type(last) is not Tensor
@@ -242,6 +249,9 @@ class PlainFunction(Edit):
         return new
 
 
+_OLDER = Started(sys.maxsize, frozenset())
+
+
 def _others(value: Any, part: Any) -> set[int]:
     """The tensors of a value that are also somewhere else in it than in a part."""
     inside = Counter(id(tensor) for _, tensor in leaves(part))
@@ -268,6 +278,11 @@ def _are_alike(old: Any, new: Any) -> bool:
     return type(old) is type(new) is Tensor and old.shape == new.shape and old.dtype == new.dtype
 
 
+def _is_free(site: Site) -> bool:
+    """Whether a value may get another shape: not one that is kept in its place."""
+    return site.kind in ("module", "inner")
+
+
 def check_alike(old: Any, new: Any, site: Site) -> None:
     """The model goes on with what it would have got: the same structure, shapes and dtypes."""
     before, after = dict(leaves(old)), dict(leaves(new))
@@ -278,7 +293,7 @@ def check_alike(old: Any, new: Any, site: Site) -> None:
         other = after[path]
         if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
             where = site.at(site.address.call, path) if path else site  # type: ignore[arg-type]
-            hint = "" if site.address.grad or site.kind != "module" else "; if you mean that, wrap it in any_shape(...)"
+            hint = "" if site.address.grad or not _is_free(site) else "; if you mean that, wrap it in any_shape(...)"
             raise EditError(f"the change at {where} made {describe(other)} of {describe(tensor)}{hint}")
 
 

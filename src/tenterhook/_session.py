@@ -17,12 +17,14 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook import _compiled
 from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
+from tenterhook._inside import Bound, Calling, Inside
+from tenterhook._mode import Mode, Witness
 from tenterhook._replay import checkpoints
 from tenterhook._scope import Scope, graph_task
 from tenterhook._shards import sharded_parameters
-from tenterhook._sites import Site
+from tenterhook._sites import Site, walk
 from tenterhook._table import Table
-from tenterhook._tap import After, Around, Before, Tap
+from tenterhook._tap import After, Before, Tap
 from tenterhook._why import why_never_called
 
 # Ids for our entries in torch's hook tables. Its own count up from 0 and without a lock, so ours count down.
@@ -67,7 +69,7 @@ class _ParameterHooks:
 class Session:
     """Hooks for some taps, from entering to leaving. Not to be entered twice."""
 
-    taps: Sequence[Any] = ()
+    taps: list[Any]
     ran_eagerly = False
     reduced = False  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
     refused: tuple[Tap, ...] = ()  # parameters and buffers that cannot be had
@@ -77,12 +79,15 @@ class Session:
     _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
+    _inside: Inside | None = None  # looks into forwards, where an address asks for that
 
     def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False) -> None:
         self.model = weakref.ref(model)
         self.scope = Scope(frozen)
         if frozen or changes:
             self.scope.session = weakref.ref(self)
+        self.taps = []
+        self._modes: list[Mode] = []
         self._pending: list[dict[int, Any]] = []
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._handles: list[RemovableHandle] = []
@@ -97,6 +102,8 @@ class Session:
         try:
             self._place_all(self.taps)
             self.ran_eagerly = self._holds_stance
+            for mode in self._modes:
+                mode.switch_on()
             self.scope.open()
         except BaseException:
             self._leave()
@@ -111,7 +118,8 @@ class Session:
     def again(self) -> Iterator[None]:
         """While a checkpoint runs again: what changed something the first time is there, even after the session."""
         if self._open:
-            yield
+            with self._looking_inside():
+                yield
             return
         if self.swapped:
             names = ", ".join(str(tap.site) for tap in self.swapped)
@@ -122,7 +130,8 @@ class Session:
                 self._again += 1
                 if self._again == 1:
                     self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
-            yield
+            with self._looking_inside():
+                yield
         finally:
             with _lock:
                 self._again -= 1
@@ -133,6 +142,8 @@ class Session:
         self._holds_stance = _compiled.force_eager()
         for tap in taps:
             self._place(tap)
+        if self._inside is not None:
+            self._hook_calls(self._inside)
 
     def _place(self, tap: Tap) -> None:
         site = tap.site
@@ -140,7 +151,7 @@ class Session:
         if module is None:
             raise ReferenceError(f"the module of {site} is gone")
         if site.kind != "module":
-            (self._tap_node if site.kind == "node" else self._tap_tensor)(tap, module)
+            self._place_elsewhere(tap, module)
         elif isinstance(module, ScriptModule):
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         elif site.address[3] == "out":  # the role
@@ -161,7 +172,56 @@ class Session:
                 after = module.register_forward_hook(After(tap), with_kwargs=True, prepend=tap.changes)
                 self._handles.append(after)
 
-    def _place_before(self, module: nn.Module, hook: Before | Around) -> None:
+    def _place_elsewhere(self, tap: Tap, owner: Any) -> None:
+        if tap.site.kind == "node":
+            self._tap_node(tap, owner)
+        elif tap.site.kind == "inner":
+            self._look_inside(tap)
+        else:
+            self._tap_tensor(tap, owner)
+
+    def _look_inside(self, tap: Tap) -> None:
+        """A value inside a forward: what the address means is known when it comes."""
+        if tap.twins is not None or tap.site.spot is not None:
+            return
+        tap.twins = []
+        if self._inside is None:
+            self._inside = Inside(self._add, self._modules())
+            self._modes.append(self._inside)
+            self.scope.session = weakref.ref(self)
+        self._inside.want(tap)
+
+    def _add(self, twin: Tap, asked: Tap) -> None:
+        """One more value that an address means."""
+        assert asked.twins is not None
+        asked.twins.append(twin)
+        twin.number = len(self.taps)
+        self.taps.append(twin)
+
+    @contextmanager
+    def _looking_inside(self) -> Iterator[None]:
+        """In a thread in which a checkpoint runs again, where the mode may be off."""
+        pushed = self._inside is not None and self._inside.switch_on()
+        try:
+            yield
+        finally:
+            if self._inside is not None and pushed:
+                self._inside.switch_off()
+
+    def _modules(self) -> list[nn.Module]:
+        model = self.model()
+        return [module for _, module in walk(model)] if isinstance(model, nn.Module) else []
+
+    def _hook_calls(self, inside: Inside) -> None:
+        """A variable may take what a module returns."""
+        for module in {id(module): module for module in self._modules()}.values():
+            if not isinstance(module, ScriptModule):
+                self._place_before(module, Calling(inside))
+                key = next(_ids)
+                self._placed.append((module._forward_hooks, key))
+                module._forward_hooks[key] = Bound(inside)
+
+    def _place_before(self, module: nn.Module, hook: Before | Calling) -> None:
         key, hooks = next(_ids), module._forward_pre_hooks
         self._placed.append((hooks, key))
         hooks[key] = hook
@@ -198,14 +258,11 @@ class Session:
         self.refused += (tap,)
 
     def _swap(self, tap: Tap, tensor: Tensor) -> None:
-        """Change a parameter or buffer until the session is over; a checkpoint in which a module runs must know."""
+        """Change a parameter or buffer until the session is over; a checkpoint that uses it must know."""
         self.swapped += (tap,)
         tap.swap(tensor)
-        model = self.model()
-        if len(self.swapped) == 1 and model is not None:
-            for module in model.modules():
-                if not isinstance(module, ScriptModule):
-                    self._place_before(module, Around(self.scope))
+        if len(self.swapped) == 1:
+            self._modes.append(Witness(self.scope))
 
     def _tap_node(self, tap: Tap, step: Any) -> None:
         tap.calls = 1
@@ -233,6 +290,8 @@ class Session:
                     stack.callback(tap.swap_back)
 
     def _remove(self) -> None:
+        for mode in self._modes:
+            mode.switch_off()
         for hooks, key in self._placed:
             hooks.pop(key, None)
         self._placed.clear()
@@ -246,6 +305,10 @@ class Session:
             self._holds_stance = False
             _compiled.allow_compiled()
 
+    def asked_and_got(self) -> list[Any]:
+        """The taps, those inside a forward under the names that they have got."""
+        return [tap for tap in self.taps if not tap.twins]
+
     def why_silent(self, tap: Tap) -> str:
         """The most likely reason that a tap never fired."""
         site = tap.site
@@ -253,6 +316,8 @@ class Session:
             return "the session was never entered; use it in a `with` block"
         if tap.missed:
             return tap.missed
+        if site.kind == "inner" and tap.twins is not None and self._inside is not None:
+            return self._inside.why_silent(site) or why_never_called(self.model(), site)
         if site.kind == "module" and not tap.calls:
             if tap.elsewhere:
                 return f"its {tap.elsewhere} calls came from another thread or async task than this session's"

@@ -29,13 +29,15 @@ _LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not module
 class Site:
     """A place in a model where a value exists: a module's input or output, a parameter, a buffer, their gradients."""
 
-    __slots__ = ("address", "kind", "owner", "wide")
+    __slots__ = ("address", "kind", "owner", "seen", "spot", "wide")
 
     def __init__(self, address: Address, owner: Any, kind: str, wide: bool) -> None:
         self.address = address
         self.kind = kind
         self.wide = wide  # found by a selector that may mean many, so one that stays silent is no mistake
         self.owner = weakref.ref(owner)
+        self.spot: Any = None  # of a value inside a forward: the instruction that makes it
+        self.seen = ""  # what a value was like, where a run was made to see
 
     def __str__(self) -> str:
         return str(self.address)
@@ -48,7 +50,7 @@ class Site:
         """The class of the module; `Parameter` or `Buffer` for a tensor of one; the name of a graph node."""
         if self.kind == "node":
             return str(self.module.name) if self.module is not None else ""
-        return type(self.module).__name__ if self.kind == "module" else self.kind.capitalize()
+        return self.kind.capitalize() if self.kind in ("parameter", "buffer") else type(self.module).__name__
 
     def gradient(self) -> "Site":
         """The site of its gradient."""
@@ -65,6 +67,7 @@ class Site:
     def _with(self, address: Address) -> "Site":
         twin = Site.__new__(Site)
         twin.address, twin.owner, twin.kind, twin.wide = address, self.owner, self.kind, self.wide
+        twin.spot, twin.seen = self.spot, self.seen
         return twin
 
     @property
@@ -76,9 +79,19 @@ class Site:
     def tensor(self) -> Tensor | None:
         """The parameter or buffer itself; None for a module's values, which exist only while it runs."""
         module = self.module
-        if self.kind in ("module", "node") or module is None:
+        if self.kind not in ("parameter", "buffer") or module is None:
             return None
         return _own(module, self.kind).get(self.address.name.rpartition(".")[2])
+
+    @property
+    def source(self) -> str:
+        """Of a value inside a forward: file:line of where it is made."""
+        return "" if self.spot is None else str(self.spot.source)
+
+    @property
+    def text(self) -> str:
+        """That line."""
+        return "" if self.spot is None else str(self.spot.text)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -253,7 +266,7 @@ def _resolve_text(model: nn.Module, text: str) -> list[Site]:
     # A module may be called "a:b" or "x/y": then its bare name means that module.
     address = parse(text) if find(model, text) is None else Address(escape(text))
     if address.inner:
-        raise AddressError(f"{text!r}: a value inside a forward ({address.inner}) cannot be addressed yet")
+        return _resolve_inner(model, text, address)
     if address.is_glob:
         return _resolve_glob(model, text, address)
     site = _literal(model, address.name, address) or _literal(model, text, address)
@@ -263,6 +276,34 @@ def _resolve_text(model: nn.Module, text: str) -> list[Site]:
         what = "inputs and leaves belong to modules"
         raise AddressError(f"{text!r}: {address.name} is a {site.kind}, which is one tensor; {what}")
     return [site]
+
+
+def _resolve_inner(model: nn.Module, text: str, address: Address) -> list[Site]:
+    """The modules whose forwards have such a value, as far as can be said before they run."""
+    check_inner(text, address)
+    around = address._replace(inner="")
+    if address.is_glob:
+        owners = _resolve_glob(model, text, around)
+    else:
+        site = _literal(model, around.name, around)
+        if site is None:
+            raise _unknown(model, text, around)
+        owners = [site]
+    if any(site.kind != "module" for site in owners):
+        raise AddressError(f"{text!r}: {owners[0].address.name} is a {owners[0].kind}, which has no forward")
+    wide = address.is_glob or "*" in address.inner
+    found = []
+    for site in owners:
+        found.append(Site(site.address._replace(inner=address.inner), site.module, "inner", wide))
+    return found
+
+
+def check_inner(text: str, address: Address) -> None:
+    """Raise if an address inside a forward says what cannot be."""
+    if address.role == "in":
+        raise AddressError(f"{text!r}: ':in' belongs to modules; a value inside a forward has its own name")
+    if "#" in address.inner.rpartition("/")[0]:
+        raise AddressError(f"{text!r}: a number belongs to the last name, as in attn/softmax#1")
 
 
 def _literal(model: nn.Module, name: str, address: Address) -> Site | None:

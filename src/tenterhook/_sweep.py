@@ -200,9 +200,9 @@ def _check_can_sweep(sites: list[Site]) -> None:
     for site in sites:
         if site.address.grad:
             raise EditError(f"{site}: a sweep is a forward pass; edit gradients in a run of their own")
-        if not known_when_made(site.address.call):
+        if not known_when_made(site.address):
             raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
-        if site.kind != "module":
+        if site.kind not in ("module", "inner"):
             raise EditError(f"{site}: a {site.kind} is shared by all rows; edit it in a run of its own")
 
 

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook._address import may_cover
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
-from tenterhook._replay import Replays, checkpoints, may_be_checkpointed
+from tenterhook._replay import Replays, may_be_checkpointed
 from tenterhook._scope import Scope, graph_task, here
 from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
@@ -56,6 +56,9 @@ class Tap(Hook):
     changes = False  # whether the model may get another value than it computed
     needs_before = False  # whether `own` wants to know when the module was called
     copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
+    twins: "list[Tap] | None" = None  # of one that asks for values inside a forward: those that it has got
+    number = 0  # among the taps of the session
+    older = False  # inside a forward: whether the value is one that the operation was given
     note = ""  # for the report, whatever came
     missed = ""  # why the value was not there when the module ran, for the report
     pending: dict[int, Any]  # by frame: what `after` will need
@@ -93,7 +96,7 @@ class Tap(Hook):
         """The gradient of one leaf of the value of that call."""
         raise NotImplementedError
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], last: Any = None) -> Any:
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
         """The hook: `last` is the output after a forward, the keyword arguments before it."""
         address = self.site.address
         if address.role == "in" and last is None:  # removed while another thread is here: torch forgot with_kwargs
@@ -186,8 +189,13 @@ class Tap(Hook):
                 self._on_leaf = alive
 
     def is_at(self, site: Site) -> bool:
-        """Whether it taps the same inputs or outputs of the same module."""
-        return self.site.owner is site.owner and self.site.address.role == site.address.role
+        """Whether it taps the same inputs or outputs of the same module, or the same value inside it."""
+        mine, other = self.site.address, site.address
+        return self.site.owner is site.owner and (mine.role, mine.inner) == (other.role, other.inner)
+
+    def twin(self, site: Site) -> "Tap":
+        """The same for one of the values that an address means."""
+        raise NotImplementedError
 
     def is_copied_for_us(self, tensor: Tensor) -> bool:
         """Whether an outer session made this copy for the same place, in this very call."""
@@ -215,7 +223,7 @@ class Tap(Hook):
         self._again_in(self._replays.remember(call))
 
     def _again_in(self, around: list[Any]) -> None:
-        for checkpoint in around if self.changes else ():
+        for checkpoint in around if self.changes or self.site.kind == "inner" else ():
             self.scope.again_in(checkpoint)
 
     def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
@@ -290,19 +298,6 @@ class Before(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         given = {tensor.grad_fn for _, tensor in leaves(args)}
         self.tap.started[id(sys._getframe(1))] = Started(torch._C._autograd._get_sequence_nr(), given)
-
-
-class Around(Hook):
-    """The hook on modules around a changed parameter: tells the checkpoints in which they run."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        if self.scope in here() and graph_task() == self.scope.task and may_be_checkpointed():
-            for one, again in checkpoints():
-                if not again:
-                    self.scope.again_in(one)
 
 
 def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:

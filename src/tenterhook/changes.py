@@ -33,9 +33,10 @@ class Change:
     def __init__(self, name: str, function: Callable[..., Tensor], arguments: dict[str, Any]) -> None:
         self.name = name
         self.arguments = arguments
+        self.values = tuple(arguments.values())  # in the order in which the function takes them
         self.function = function
         self.is_plain = name != "noise"  # made of numbers alone, and always the same
-        for argument in arguments.values():
+        for argument in self.values:
             if type(argument) not in _PLAIN:
                 self.is_plain = False
         if not self.is_plain:
@@ -84,7 +85,7 @@ class Change:
             return self.function(value, **self.arguments, site=site)
         if self._has_tensors:
             return self.function(value, **{name: self._to(x, value) for name, x in self.arguments.items()})
-        return self.function(value, **self.arguments)
+        return self.function(value, *self.values)
 
     def _to(self, x: Any, value: Tensor) -> Any:
         """An argument on the device and in the dtype of the value; what can be kept is moved once."""
@@ -155,8 +156,8 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
-        if is_of_one and len(args) == 1 and not kwargs and type(args[0]) in _PLAIN:
-            return of_number(args[0])
+        if is_of_one and not kwargs and len(args) == 1 and type(args[0]) in _PLAIN:
+            return of_number(*args)
         try:
             bound = rest.bind(*args, **kwargs)
             bound.apply_defaults()

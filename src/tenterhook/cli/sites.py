@@ -14,6 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="FILE.py:FACTORY", help="a function that returns the model, or the model itself"
     )
+    parser.add_argument(
+        "--inputs",
+        metavar="FILE.py:EXAMPLE",
+        help="run the model once on what this function returns (its argument, a tuple of arguments, or a dict of "
+        "keyword arguments), and list the values inside the forwards too",
+    )
     parser.add_argument("--match", metavar="GLOB", default="**", help="only these, e.g. 'encoder.**<Linear>'")
 
 
@@ -23,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         model = load(options.model)
-        print(sites(model, match=options.match), flush=True)
+        inputs = load(options.inputs) if options.inputs else ()
+        print(sites(model, *(inputs if isinstance(inputs, tuple) else (inputs,)), match=options.match), flush=True)
     except (TenterhookError, LoadError, TypeError) as error:
         print(f"tenterhook sites: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,397 @@
+"""Values inside a forward: every result of an operation, by the variable that takes it.
+
+A function mode sees each call of a torch function. The frame that made the call tells what takes the result
+(`_names`), and where that is (`_frames`). What an operation did not make right there is found in the frame's variables
+when the next one runs: what a helper returned, an argument, another name for a tensor. Such a value can be looked at,
+but not changed, for it may be in use by then.
+
+An address inside a forward is a pattern. When a value comes that it means, the tap that was asked for is made again,
+for that value; so the names need not be known beforehand.
+"""
+
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from tenterhook._address import matches, split_number
+from tenterhook._errors import EditError, close_matches
+from tenterhook._frames import NOWHERE, Frames, Where, asker, caller, holds_tensors, is_plumbing, is_running, variables
+from tenterhook._handles import Hook
+from tenterhook._mode import Mode
+from tenterhook._names import Spot, Spots, spots
+from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
+from tenterhook._sites import Site
+from tenterhook._tap import Tap
+
+_frame = sys._getframe
+_PROBABILITIES = "probabilities"
+_NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
+
+
+class Pattern:
+    """An address as it was asked for, with the tap that is made again for each value which it means."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self.name, self.number = split_number(tap.site.address.inner)
+        *self.helpers, self.last = self.name.split("/")[1:]
+
+    def means(self, name: str, number: int) -> bool:
+        """Whether it means the `number`-th assignment of a name within one call."""
+        if self.number is not None and self.number >= 0 and self.number != number:
+            return False
+        return matches(self.name, name)
+
+
+class _Here:
+    """What a session knows of one function that ran."""
+
+    __slots__ = ("skip", "spots", "watch")
+
+    def __init__(self, spots: Spots | None) -> None:
+        self.spots = spots  # None if it is not the model's
+        self.skip: set[int] = set()  # the places that nobody wants
+        self.watch: tuple[str, ...] = ()  # the variables to look after
+
+
+class Inside(Mode):
+    """The function mode of one session. It is on in one thread only, as torch's modes are."""
+
+    def __init__(self, add: Callable[[Tap, Tap], None], modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self._add = add  # tells the session of a new tap, and for which one it stands
+        self._frames = Frames(modules)
+        self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
+        self._names: set[str] | None = set()  # the last parts of the names; None if it may be any
+        self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
+        self._probabilities = False
+        self._here: dict[int, _Here] = {}  # by the id of the code
+        self._codes: list[types.CodeType] = []  # kept alive, so that an id stays its own
+        self._last: tuple[Any, set[int]] = (None, set())  # the code of the last operation, and what to skip in it
+        self._watches = False
+        self._called: set[int] = set()  # the modules that were called at all
+        self._running: list[tuple[Any, _Here]] = []  # the forwards whose variables are looked after
+        self._taps: dict[tuple[int, str, int], list[Tap]] = {}
+
+    def want(self, tap: Tap) -> None:
+        """Look out for the values that a tap's address means."""
+        owner = tap.site.owner()
+        pattern = Pattern(tap)
+        self._wanted.setdefault(id(owner), []).append(pattern)
+        self._opened.update(filter(is_functional, pattern.helpers))
+        self._probabilities = self._probabilities or pattern.last == _PROBABILITIES
+        if "*" in pattern.last or self._opened or self._probabilities:
+            self._names = None
+        elif self._names is not None:
+            self._names.add(pattern.last)
+        if not isinstance(owner, nn.Module):
+            self._frames.add_function(owner)
+
+    def switch_on(self) -> bool:
+        for patterns in self._wanted.values():  # their variables count from the start
+            for code in _codes_of(patterns[0].tap.site.module):
+                self._known(code)
+        return super().switch_on()
+
+    def switch_off(self) -> None:
+        self._running.clear()
+        super().switch_off()
+
+    # What an operation made.
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        frame: Any = _frame(1)
+        code, skip = self._last
+        if frame.f_code is code and frame.f_lasti in skip:  # nobody wants it: at the least cost
+            return func(*args, **kwargs) if kwargs else func(*args)
+        here = self._known(frame.f_code)
+        if here.spots is None and (frame := asker(frame)) is not None:
+            here = self._known(frame.f_code)
+        if frame is None or here.spots is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        self._last = (frame.f_code, here.skip)
+        spot = self._spot(here, frame.f_lasti)
+        if self._watches:
+            self._notice(frame, here, writes(func))
+        if spot is None or (spot.nameless and self._names is not None and operation(func) not in self._names):
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if self._opened and operation(func) in self._opened and is_functional(func.__name__):
+            with self:
+                out = opened(func)(*args, **(kwargs or {}))
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        return self._came(frame, spot, func, args, kwargs or {}, out)
+
+    def _known(self, code: types.CodeType) -> _Here:
+        here = self._here.get(id(code))
+        if here is None:
+            self._codes.append(code)
+            here = self._here[id(code)] = _Here(None if is_plumbing(code) else spots(code))
+            here.watch = self._to_watch(here.spots)
+        return here
+
+    def _spot(self, here: _Here, place: int) -> Spot | None:
+        """What is at a place, if somebody may want it."""
+        assert here.spots is not None
+        spot = here.spots[place]
+        if self._names is None or spot.nameless or not self._names.isdisjoint(spot.variables):
+            return spot
+        if not self._watches:
+            here.skip.add(place)
+        return None
+
+    def _came(self, frame: Any, spot: Spot, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """A result: hand it to whoever wants it. Returns what the model goes on with."""
+        name = operation(func)
+        value = args[0] if out is None and name == "setitem" else out
+        if not holds_tensors(value) or name in _NO_VALUES:
+            return out
+        where = self._frames.where(frame)
+        if id(where.owner) not in self._wanted:
+            return out
+        if self._probabilities and func is attention:
+            inside = where.within("scaled_dot_product_attention")
+            self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
+        was_given = any(value is x for x in args) or any(value is x for x in kwargs.values())
+        if spot.names is not None and (not spot.unpacked or isinstance(value, tuple | list)):
+            return self._bind(where, spot, value, was_given)
+        if spot.written is not None and was_given:
+            self._reach(where, spot.written, value, spot, in_place=True)
+            return out
+        new = self._reach(where, name, value, spot, older=was_given)
+        return out if new is None else new
+
+    def _bind(self, where: Where, spot: Spot, value: Any, older: bool) -> Any:
+        """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""
+        here = self._known(spot.code)
+        if here.watch and here.spots is not None and spot.offset not in here.spots.direct:
+            here.spots.direct.add(spot.offset)
+            here.watch = self._to_watch(here.spots)
+        assert spot.names is not None
+        if not spot.unpacked:
+            new = self._reach_variable(where, spot.names[0], value, spot, older)
+            return value if new is None else new
+        if len(value) != len(spot.names):  # a, *b = ...
+            return value
+        parts = list(value)
+        for i, (name, part) in enumerate(zip(spot.names, value, strict=True)):
+            new = self._reach_variable(where, name, part, spot, older) if holds_tensors(part) else None
+            parts[i] = part if new is None else new
+        if all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        return parts if isinstance(value, list) else tuple(parts)
+
+    def _reach_variable(self, where: Where, name: str | None, value: Any, spot: Spot, older: bool) -> Any:
+        if name is None or (self._names is not None and name not in self._names):
+            return None
+        new = self._reach(where, name, value, spot, older=older)
+        where.bound[name] = _reference(value if new is None else new)
+        return new
+
+    def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
+        """Hand a value to the taps of its address. Returns what takes its place, or None."""
+        base = f"{where.prefix}/{name}"
+        number = where.counts.get(base, 0)
+        where.counts[base] = number + 1
+        key = (id(where.owner), base, number)
+        taps = self._taps.get(key)
+        if taps is None:
+            taps = self._taps[key] = self._make(where, base, number, spot)
+        return _hand_to(taps, value, spot, **how) if taps else None
+
+    def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
+        """The taps of one address, when it is first met."""
+        taps = []
+        for pattern in self._wanted.get(id(where.owner), ()):
+            if pattern.means(base, number):
+                asked = pattern.tap.site
+                inner = f"{base}#{number}" if number else base
+                site = Site(asked.address._replace(inner=inner), where.owner, "inner", asked.wide)
+                site.spot = spot
+                taps.append(pattern.tap.twin(site))
+                self._add(taps[-1], pattern.tap)
+        if number == 1:  # so the first has a number too
+            for tap in self._taps.get((id(where.owner), base, 0), ()):
+                tap.site.address = tap.site.address._replace(inner=f"{base}#0")
+        return taps
+
+    # What no operation made.
+
+    def bound(self, output: Any) -> Any:
+        """A module's output, which a variable may take. Returns what the model goes on with, or None."""
+        if self._running:
+            self._look_back()
+        frame = caller(_frame(2))
+        if frame is None or not holds_tensors(output):
+            return None
+        spot = self._spot(self._known(frame.f_code), frame.f_lasti)
+        if spot is None or spot.names is None or (spot.unpacked and isinstance(output, Tensor)):
+            return None
+        where = self._frames.where(frame)
+        if id(where.owner) not in self._wanted:
+            return None
+        new = self._bind(where, spot, output, older=False)
+        return None if new is output else new
+
+    def before(self, module: nn.Module) -> None:
+        """A module is about to be called, and may write into what it is given."""
+        self._called.add(id(module))
+        while self._running and not is_running(self._running[-1][0]):  # it ended in an exception
+            self._running.pop()
+        frame = caller(_frame(2))
+        here = None if frame is None else self._known(frame.f_code)
+        if here is not None and self._watches:
+            self._notice(frame, here, False)
+
+    def _look_back(self) -> None:
+        """A forward has ended: see which variables got values after its last operation."""
+        frame, here = self._running[-1]
+        if not is_running(frame):
+            self._running.pop()
+            self._look_at_variables(frame, here)
+
+    def _to_watch(self, known: Spots | None) -> tuple[str, ...]:
+        """The variables of a function that are not known to get their values from operations alone."""
+        names = []
+        for name, givers in known.givers.items() if known is not None else ():
+            wanted = name in self._names if self._names is not None else -1 not in givers
+            if wanted and known is not None and not givers <= known.direct:
+                names.append(name)
+        if names and not self._watches:
+            self._watches = True
+            for here in self._here.values():
+                here.skip.clear()
+        return tuple(sorted(names))
+
+    def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
+        """Before an operation: see which variables have got other values since the last one."""
+        if writing or self._frames.is_new(frame):  # it may write into what the functions around it hold
+            around = frame.f_back
+            while around is not None:
+                other = self._here.get(id(around.f_code))
+                if other is not None and other.watch:
+                    self._look_at_variables(around, other)
+                around = around.f_back
+            self._frames.where(frame)  # no longer new
+        if here.watch:
+            self._look_at_variables(frame, here)
+
+    def _look_at_variables(self, frame: Any, here: _Here) -> None:
+        where = self._frames.where(frame)
+        if where is NOWHERE or id(where.owner) not in self._wanted:
+            return
+        assert here.spots is not None
+        values = variables(frame, here.watch)
+        if not where.is_followed:
+            where.is_followed = True
+            if not where.prefix and isinstance(where.owner, nn.Module):
+                self._running.append((frame, here))
+            now = dict(values)  # as far as can be told, they still are the arguments
+            for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
+                where.bound[name] = _reference(now.get(name))
+        for name, value in values:
+            before = where.bound.get(name)
+            if before is not None and before() is value:
+                continue
+            where.bound[name] = _reference(value)
+            self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
+
+    def why_silent(self, site: Site) -> str:
+        """Why nothing came to an address; empty if the forward never ran."""
+        owner = site.module
+        name, number = split_number(site.address.inner)
+        if (id(owner), name, 0) in self._taps and number is not None:
+            return f"it was not assigned {number + 1} times within one call"
+        *helpers, last = name.split("/")[1:]
+        if isinstance(owner, nn.Module) and id(owner) not in self._called:
+            return ""
+        codes = [code for code in self._codes if code.co_name == helpers[-1]] if helpers else _codes_of(owner)
+        if not codes:
+            return f"no function {helpers[-1] if helpers else 'of its own'} ran in it; see sites(model, *inputs)"
+        names = sorted({name for code in codes for name in spots(code).variables})
+        near = close_matches(last, names)
+        hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
+        return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
+
+
+def _hand_to(
+    taps: list[Tap],
+    value: Any,
+    spot: Spot,
+    older: bool = False,
+    late: bool = False,
+    beside: bool = False,
+    in_place: bool = False,
+) -> Any:
+    """Have some taps look at a value or change it. Returns what takes its place, or None.
+
+    `older`: the operation only handed it on. `late`: it is in use. `beside`: it is computed for us alone. `in_place`:
+    the operation wrote it into a tensor, and nobody takes what it returned.
+    """
+    value = value() if beside else value
+    changed = None
+    for tap in taps:
+        is_grad = tap.site.address.grad
+        if (late and tap.changes) or (beside and (tap.changes or is_grad)):
+            _refuse(tap, spot, beside)
+        elif in_place and tap.changes:
+            new = tap(None, (), value if is_grad else value.clone())
+            if new is not None:
+                value.copy_(new)
+        else:
+            tap.older = older
+            new = tap(None, (), value if changed is None else changed)
+            changed = changed if new is None else new
+        if beside:
+            tap.note = "computed beside the fused kernel, from its own arguments: a second attention in time and memory"
+    return changed
+
+
+def _refuse(tap: Tap, spot: Spot, beside: bool) -> None:
+    if beside:
+        tap.missed = "it is computed beside the fused kernel, which does not use it: it can be looked at, and no more"
+    else:
+        tap.missed = f"it is no operation's own result there ({spot.text or spot.source}); edit it where it is made"
+    if not tap.site.wide:
+        if not tap.changes:
+            return
+        raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    return weakref.ref(value) if isinstance(value, Tensor) else lambda: value
+
+
+def _codes_of(owner: Any) -> list[types.CodeType]:
+    if not isinstance(owner, nn.Module):
+        return list(getattr(owner, "codes", ()))
+    forward = inspect.unwrap(vars(owner).get("forward", type(owner).forward))
+    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    return [] if code is None else [code]
+
+
+class Bound(Hook):
+    """The hook after a module's call: a variable may take its output."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+
+    def __call__(self, module: nn.Module, args: object, output: Any) -> Any:
+        return self.inside.bound(output)
+
+
+class Calling(Hook):
+    """The hook before a module's call."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        self.inside.before(module)

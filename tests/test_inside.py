@@ -1,0 +1,960 @@
+# ruff: noqa: F841, RUF059
+"""Values inside a forward: names, values, gradients and edits, against twins that are written out by hand."""
+
+import contextlib
+import functools
+import gc
+import sys
+import threading
+import types
+import weakref
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from tenterhook import (
+    AddressError,
+    AmbiguousError,
+    EditError,
+    NotSeenError,
+    TenterhookWarning,
+    capture,
+    edit,
+    observe,
+    sites,
+    sweep,
+)
+from tenterhook.changes import add, scale, zero
+from tests.test_checkpoint import BOTH
+
+X = torch.randn(3, 4)
+
+
+def names(model, *inputs, selector="./**"):
+    with capture(model, selector) as seen:
+        model(*inputs)
+    return list(seen)
+
+
+# Names
+
+
+def helper(t):
+    q = t * 5
+    return q + 1
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+@decorated
+def dressed(t):
+    inner = t - 1
+    return inner
+
+
+class Constructs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.cache = nn.Linear(4, 4), {}
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        a = x + 1
+        b = (x * 2).relu() + a
+        a += b
+        a.add_(1)
+        F.relu(a, inplace=True)
+        self.total.add_(1)
+        c = d = x * 3
+        u, (v, w) = x.chunk(2, -1)[0], x.split([1, 3], -1)
+        (p, q), r = (x * 1, x * 2), x * 3
+        e, f, g, h = x + 1, x * 2, x - 1, x / 2
+        self.cache["k"] = x - 1
+        self.last = x - 2
+        many = [t * 2 for t in (x, x)]
+        mapped = list(map(torch.neg, (x, x)))
+        if (mean := x.mean()) > -1e9:
+            x = x.abs()
+        by_lambda = (lambda t: t * 9)(x)
+        helped = helper(x)
+        undressed = dressed(x)
+        part = x[:, :2]
+        chosen = x / 2 if x.sum() > -1e9 else x
+        normed = F.layer_norm(
+            x,
+            (4,),
+        )
+        typed: torch.Tensor = x * 11
+        for _ in range(2):
+            x = x * 1.5
+        one, two, three = x
+        x[:, 0] = 0
+        largest, index = x.max(-1)
+        s = x.sigmoid()
+        out = self.fc(s)
+        weight = self.fc.weight.T
+        return x.mean()
+
+
+EXPECTED = """
+a#0 mul#0 relu b a#1 a#2 a#3 self.total c chunk v w u p q r e f g h sub self.last mul#1 mul#2 many neg#0 neg#1 mapped
+mean#0 gt#0 x#0 lambda/mul by_lambda helper/q helper/add helped wrapper/dressed/inner undressed part sum gt#1 chosen
+normed typed x#1 x#2 one two three x#3 largest index s out weight mean#1"""
+
+
+def test_every_construct_has_its_name_on_every_python():
+    model = Constructs()
+    found = [address.removeprefix("./") for address in names(model, X.clone()) if not address.startswith("fc/")]
+    assert found == EXPECTED.split()
+    for _ in range(20):  # Python rewrites code that is warm
+        again = [address.removeprefix("./") for address in names(model, X.clone()) if not address.startswith("fc/")]
+        assert again == found
+
+
+def test_the_names_inside_a_list_of_modules_are_the_modules_own():
+    model = nn.Sequential(Constructs(), nn.Identity())
+    model[0].forward = types.MethodType(lambda self, x: torch.relu(x), model[0])
+    assert names(model, X, selector="**/**") == ["0/lambda/relu", "./input#0", "./input#1"]
+
+
+class Residual(nn.Module):
+    """With a log of its own: the truth."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.log = nn.Linear(4, 4), {}
+
+    def helped(self, h):
+        scaled = h * 0.5
+        self.log["helped/scaled"] = scaled
+        return scaled
+
+    def forward(self, x):
+        y = x + 2
+        self.log["y"] = y
+        h = self.fc(y)
+        self.log["h"] = h
+        h = F.gelu(h)
+        self.log["h#1"] = h
+        s = self.helped(h)
+        self.log["s"] = s
+        a, b = s.chunk(2, -1)
+        self.log["a"], self.log["b"] = a, b
+        z = (a * b).cumsum(-1)
+        self.log["mul"] = None
+        self.log["z"] = z
+        kept = z
+        self.log["kept"] = kept
+        z = z.sin().add_(1)
+        self.log["z#1"] = z
+        z[:, 0] = 0
+        self.log["z#2"] = z.clone()
+        out = torch.cat([y, z], -1)
+        self.log["out"] = out
+        return out.tanh()
+
+
+def test_values_and_gradients_are_those_of_the_twin():
+    torch.manual_seed(0)
+    model, x = Residual(), X.clone().requires_grad_()
+    wanted = ["y", "h#0", "h#1", "helped/scaled", "s", "a", "b", "mul", "z#0", "kept", "z#1", "z#2", "out"]
+    with capture(model, *(f"./{name}" for name in wanted), grad=True) as seen:
+        loss = model(x).square().sum()
+        loss.backward()
+    truth = dict(model.log, **{"h#0": model.log["h"], "z#0": model.log["z"]})
+    truth["mul"] = truth["a"] * truth["b"]
+    with torch.no_grad():
+        for name in wanted:
+            if name != "z#1":  # written into afterwards, so the log has lost it
+                torch.testing.assert_close(seen[f"./{name}"], truth[name], rtol=0, atol=0)
+    assert not torch.equal(seen["./z#1"], seen["./z#2"])
+    loss = model(x).square().sum()
+    log = model.log
+    named = {"y": log["y"], "h#0": log["h"], "h#1": log["h#1"], "s": log["s"], "out": log["out"], "z#0": log["z"]}
+    named |= {"helped/scaled": log["helped/scaled"], "a": log["a"], "b": log["b"], "kept": log["kept"]}
+    for (name, _), grad in zip(named.items(), torch.autograd.grad(loss, list(named.values())), strict=True):
+        torch.testing.assert_close(seen[f"grad(./{name})"], grad)
+    assert torch.equal(seen["grad(./z#1)"][:, 0], torch.zeros(3))  # overwritten, so nothing flows into it
+
+
+def edited_in_source(where, change):
+    """The forward of Steps with a change written into it."""
+
+    def at(name, value):
+        return change(value.clone()) if name == where else value
+
+    def forward(self, x):
+        y = at("y", x + 2)
+        h = at("h#0", self.fc(y))
+        h = at("h#1", h.relu())
+        p, q = at("p", h[:, :2]), at("q", h[:, 2:])
+        q = at("q#1", q * at("cos", p.cos()))
+        acc = at("acc#0", torch.zeros_like(p))
+        acc = at("acc#1", acc + q)
+        acc = at("acc#2", acc * 2)
+        acc = at("acc#3", acc * torch.tensor([0.0, 1.0]))
+        acc = at("acc#4", acc + p)
+        return at("sigmoid", at("side", acc * 3).sigmoid())
+
+    return forward
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = x + 2
+        h = self.fc(y)
+        h = h.relu()
+        p, q = h.split(2, -1)
+        q = q * p.cos()
+        acc = torch.zeros_like(p)
+        acc += q
+        acc.mul_(2)
+        acc[:, 0] = 0
+        acc.add_(p)
+        side = acc * 3
+        return side.sigmoid()
+
+
+PLACES = ["y", "h#0", "h#1", "p", "q#0", "q#1", "cos", "acc#0", "acc#1", "acc#2", "acc#3", "acc#4", "side", "sigmoid"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("change", [scale(0.5), lambda v: v.sin(), lambda v: v.mul_(3), add(1.0)])
+def test_an_edit_is_the_same_edit_written_into_the_source(where, change):
+    model, twin = Steps(), Steps()
+    twin.forward = types.MethodType(
+        edited_in_source(where.removesuffix("#0") if where == "q#0" else where, change), twin
+    )
+    x, x2 = X.clone().requires_grad_(), X.clone().requires_grad_()
+    with edit(model, {f"./{where}": change}) as edits:
+        out = model(x)
+        out.sum().backward()
+    truth = twin(x2)
+    truth.sum().backward()
+    torch.testing.assert_close(out, truth)
+    torch.testing.assert_close(x.grad, x2.grad)
+    torch.testing.assert_close(model.fc.weight.grad, twin.fc.weight.grad)
+    ((address, applied, *_),) = edits.report()
+    assert (address, applied) == (f"./{where}", "1×")
+
+
+@pytest.mark.parametrize("where", [place for place in PLACES if place != "acc#0"])
+def test_a_gradient_edit_is_a_tensor_hook_in_the_source(where):
+    def hooked(value):
+        value = value * 1.0  # a tensor of its own, so that the hook changes the gradient at this place alone
+        value.register_hook(lambda g: g * 3 + 1)
+        return value
+
+    model, twin = Steps(), Steps()
+    twin.forward = types.MethodType(edited_in_source("q" if where == "q#0" else where, hooked), twin)
+    x, x2 = X.clone().requires_grad_(), X.clone().requires_grad_()
+    with edit(model, {f"grad(./{where})": lambda g: g * 3 + 1}):
+        model(x).sum().backward()
+    twin(x2).sum().backward()
+    torch.testing.assert_close(x.grad, x2.grad)
+    torch.testing.assert_close(model.fc.weight.grad, twin.fc.weight.grad)
+
+
+def test_a_gradient_edit_does_not_leak_to_the_tensor_that_an_operation_hands_on():
+    class Model(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            same = y.contiguous()
+            return (same + 10 * y).sum()
+
+    x = X.clone().requires_grad_()
+    with edit(Model(), {"grad(./same)": zero()}) as edits:
+        edits._model(x).backward()
+    assert torch.equal(x.grad, torch.full((3, 4), 20.0))
+
+
+# Numbers and calls
+
+
+class Loop(nn.Module):
+    def forward(self, x, times=3):
+        for _ in range(times):
+            x = x * 2
+        return x
+
+
+def test_numbers_count_assignments_and_calls_count_calls():
+    model = nn.Sequential(Loop(), Loop())
+    with capture(model, "0/x", "grad(0/x#-1)") as seen:
+        model(X.clone().requires_grad_()).sum().backward()
+        model[0](X, times=1)
+    with pytest.raises(AmbiguousError, match="0/x means 4 values:\n  0/x#0@0  3×4 float32\n  0/x#1@0"):
+        seen["0/x"]
+    for k in range(3):
+        assert torch.equal(seen[f"0/x#{k}@0"], X * 2 ** (k + 1))
+    assert torch.equal(seen["0/x#-1@0"], X * 8) and torch.equal(seen["0/x#2"], X * 8)
+    assert [value.tolist() for value in seen.calls("0/x")] == [(X * f).tolist() for f in (2, 4, 8, 2)]
+    assert torch.equal(seen["grad(0/x#2)"], torch.full((3, 4), 8.0))
+    with edit(model, {"1/x#1": zero()}):
+        assert model(X).count_nonzero() == 0
+    with edit(model, {"0/x@1": zero()}):
+        assert model(X).count_nonzero() == 12
+        assert model(X).count_nonzero() == 0
+    with pytest.raises(AddressError, match="an edit counts from 0"):
+        edit(model, {"1/x#-1": zero()})
+    with capture(model, "0/x#7") as seen:
+        model(X)
+    with pytest.raises(NotSeenError, match="not assigned 8 times within one call"):
+        seen["0/x#7"]
+
+
+def test_a_count_starts_again_with_every_call_also_after_an_exception():
+    class Fragile(nn.Module):
+        def forward(self, x, fail=False):
+            for _ in range(2):
+                x = x + 1
+                if fail:
+                    raise ValueError
+            return x
+
+    model = Fragile()
+    with capture(model, "./x") as seen:
+        for fail in (True, False, True, False):
+            with contextlib.suppress(ValueError):
+                model(X, fail)
+    assert len(seen.calls("./x#0")) == 4 and len(seen.calls("./x#1")) == 2
+
+
+class Recursive(nn.Module):
+    def forward(self, x, depth=2):
+        y = x + depth
+        return self(y, depth - 1) if depth else y
+
+
+class Child(Recursive):
+    def forward(self, x):
+        before = x * 2
+        return super().forward(before, 0)
+
+
+def test_modules_that_call_themselves_their_parents_class_or_a_forward_by_name():
+    with capture(Recursive(), "./y") as seen:
+        seen._session.model()(X)
+    assert [torch.allclose(y, X + k) for y, k in zip(seen.calls("./y"), (2, 3, 3), strict=True)] == [True] * 3
+    assert names(Child(), X) == ["./before", "./y"]
+
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = Loop()
+
+        def embed(self, x):
+            table = x * 4
+            return table
+
+        def forward(self, x):
+            return self.child.forward(x, 1)
+
+    assert names(Direct(), X, selector="**/**") == ["child/x"]
+    model = Direct()
+    with capture(model, "./embed/table") as seen:
+        model.embed(X)
+    assert torch.equal(seen["./embed/table"], X * 4)
+
+
+def test_a_shared_module_has_its_own_names():
+    shared = Loop()
+    model = nn.Sequential(shared, shared)
+    with capture(model, "0/x#0") as seen:
+        model(X)
+    assert len(seen.calls("0/x#0")) == 2 and torch.equal(seen["0/x#0@1"], X * 16)
+
+
+# Variables that no operation gives their value
+
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.store = {"k": torch.ones(4)}
+
+    def pair(self, x):
+        first, second = x + 1, x + 2
+        return first, second
+
+    def forward(self, x):
+        residual = x
+        one, two = self.pair(x)
+        fetched = self.store["k"]
+        x = helper(x)
+        x = helper(x)
+        one.add_(100)
+        return one + two + fetched + x + residual
+
+
+def test_what_a_helper_returned_and_other_names_are_seen_before_anybody_writes_into_them():
+    model, x = Late(), X.clone().requires_grad_()
+    with capture(model, "./residual", "./one", "./two", "./fetched", "./x", grad=True) as seen:
+        model(x).sum().backward()
+    assert torch.equal(seen["./residual"], X) and torch.equal(seen["./fetched"], torch.ones(4))
+    assert torch.equal(seen["./one#0"], X + 1) and torch.equal(seen["./one#1"], X + 101)
+    assert torch.equal(seen["./two"], X + 2)
+    assert torch.equal(seen["./x#-1"], (X * 5 + 1) * 5 + 1)
+    assert torch.equal(seen["grad(./two)"], torch.ones(3, 4))
+    assert torch.equal(seen["grad(./residual)"], torch.full((3, 4), 28.0))  # of all its uses
+
+
+def test_such_a_value_cannot_be_edited_and_the_error_says_where_to():
+    with pytest.raises(
+        EditError, match=r"two cannot be edited: it is no operation's own result there \(one, two = self"
+    ):
+        with edit(Late(), {"./two": zero()}) as edits:
+            edits._model(X)
+    with edit(Late(), {"./pair/second": zero()}) as edits:
+        edits._model(X)
+    assert edits.report().silent == []
+
+
+def test_a_helper_that_writes_into_what_it_was_given_does_not_change_what_was_seen():
+    def write(t):
+        t.zero_()
+        return t
+
+    class Model(nn.Module):
+        def forward(self, x):
+            got = helper(x)
+            return write(got)
+
+    with capture(Model(), "./got") as seen:
+        seen._session.model()(X)
+    assert torch.equal(seen.calls("./got")[0], X * 5 + 1)
+
+
+# Functions
+
+
+def test_s1_the_gradient_of_an_intermediate():
+    def function(x):
+        y = x + 2
+        z = torch.mean(y**2)
+        return z
+
+    x = torch.tensor([1.0, 5.0], requires_grad=True)
+    with capture(function, "y", "grad(y)") as seen:
+        function(x).backward()
+    assert torch.equal(seen["grad(y)"], seen["y"]) and torch.equal(seen["y"], torch.tensor([3.0, 7.0]))
+
+
+def test_s2_and_s4_gradients_arrive_from_the_end_and_can_be_doubled():
+    def function():
+        a = torch.ones(5, requires_grad=True)
+        b = 2 * a
+        c = b.mean()
+        c.backward()
+        return a.grad
+
+    came = []
+    with observe(function, {"grad(*)": lambda site, grad: came.append((str(site), grad.tolist()))}):
+        function()
+    shown = [(name, grad) for name, grad in came if name != "grad(c@0)"]
+    assert shown[0] == ("grad(b@0)", pytest.approx([0.2] * 5)) and shown[1] == ("grad(a@0)", pytest.approx([0.4] * 5))
+    with edit(function, {"grad(b)": scale(2.0)}):
+        torch.testing.assert_close(function(), torch.full((5,), 0.8))
+
+
+def test_functions_of_all_kinds():
+    class Callable:
+        def __call__(self, x):
+            y = x + 1
+            return y
+
+        def method(self, x):
+            y = x + 1
+            return y
+
+    with capture(dressed, "inner") as seen:
+        dressed(X)
+    assert torch.equal(seen["inner"], X - 1)
+    for function in (Callable(), Callable().method, functools.partial(Callable().method)):
+        with capture(function, "y", "x") as seen:
+            function(X)
+        assert torch.equal(seen["y"], X + 1) and torch.equal(seen["x"], X)
+    square = lambda x: (x * x).sum()  # noqa: E731
+    with capture(square, "mul", "grad(mul)") as seen:
+        square(X.clone().requires_grad_()).backward()
+    assert torch.equal(seen["mul"], X * X) and torch.equal(seen["grad(mul)"], torch.ones(3, 4))
+    with capture(helper, "yy") as seen:
+        helper(X)
+    with pytest.raises(
+        NotSeenError, match="yy never came: no value of that name came while it ran; its variables are q"
+    ):
+        seen["yy"]
+    with pytest.raises(AddressError, match="':in' belongs to modules"):
+        capture(helper, "q:in")
+    with pytest.raises(TypeError, match="known when it runs: sites"):
+        sites(helper)
+
+
+# torch.nn.functional, fused attention
+
+
+def test_the_inside_of_multi_head_attention():
+    torch.manual_seed(0)
+    mha, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    plain = mha(x, x, x, average_attn_weights=False)
+    with capture(mha, "./multi_head_attention_forward/attn_output_weights", "./multi_head_attention_forward/q") as seen:
+        out = mha(x, x, x, average_attn_weights=False)
+    assert torch.equal(out[0], plain[0]) and torch.equal(out[1], plain[1])
+    assert torch.equal(seen.calls("./**/attn_output_weights")[-1], plain[1])
+    with edit(mha, {"./multi_head_attention_forward/attn_output_weights#1": zero()}):
+        assert torch.equal(mha(x, x, x)[0], mha.out_proj.bias.expand(2, 5, 8))
+    assert names(mha, x, x, x)[3:5] == ["./attn_output#0", "./attn_output_weights"]  # one operation, if not opened
+
+
+class Attention(nn.Module):
+    def forward(self, q, k, v, **options):
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        return out
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "bool": {"attn_mask": torch.rand(5, 5) > 0.3},
+    "float": {"attn_mask": torch.randn(5, 5)},
+    "scale": {"scale": 0.3},
+    "groups": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention_probabilities_beside_the_fused_kernel(kind):
+    options = dict(MASKS[kind])
+    q, k, v = (
+        torch.randn(2, 4, 5, 8),
+        torch.randn(2, 2 if kind == "groups" else 4, 5, 8),
+        torch.eye(5).expand(2, 4, 5, 5),
+    )
+    v = v[:, :2] if kind == "groups" else v
+    model = Attention()
+    plain = model(q, k, v, **options)
+    with capture(model, "./**/probabilities", "./out") as seen:
+        out = model(q, k, v, **options)
+    assert torch.equal(out, plain) and torch.equal(seen["./out"], plain)
+    # With the identity as values, what attention gives is its probabilities.
+    torch.testing.assert_close(seen["./scaled_dot_product_attention/probabilities"], plain)
+    assert "a second attention in time and memory" in str(seen.report())
+
+
+def test_what_is_computed_beside_the_kernel_cannot_be_changed_and_has_no_gradient():
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    with pytest.raises(EditError, match="computed beside the fused kernel"):
+        with edit(Attention(), {"./scaled_dot_product_attention/probabilities": zero()}) as edits:
+            edits._model(q, q, q)
+    with capture(Attention(), "grad(./scaled_dot_product_attention/probabilities)") as seen:
+        seen._session.model()(q, q, q).sum().backward()
+    assert "it can be looked at, and no more" in str(seen.report())
+
+
+# Checkpoints
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def segment(self, x):
+        y = x.sin()
+        z = self.fc(y)
+        w = z * y
+        return w.tanh()
+
+    def forward(self, x):
+        if self.reentrant is None:
+            return self.segment(x)
+        return checkpoint(self.segment, x, use_reentrant=self.reentrant)
+
+
+@BOTH
+def test_a_checkpoint_is_captured_once_and_its_gradients_are_right(reentrant):
+    model, plain = Checkpointed(reentrant), Checkpointed(None)
+    wanted = ("./segment/y", "./segment/z", "./segment/w")
+    found = []
+    for one in (model, plain):
+        with capture(one, *wanted, grad=True) as seen:
+            for _ in range(2):
+                one(X.clone().requires_grad_()).sum().backward()
+        found.append([seen.calls(address) for name in wanted for address in (name, f"grad({name})")])
+    for ours, theirs in zip(*found, strict=True):
+        assert len(ours) == len(theirs) == 2
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@BOTH
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("where", ["y", "z", "w", "tanh", "grad(y)", "grad(w)"])
+def test_edits_are_made_again_in_the_recomputation_also_when_the_session_is_over(reentrant, inside, where):
+    results = []
+    for model in (Checkpointed(reentrant), Checkpointed(None)):
+        x = X.clone().requires_grad_()
+        address = where.replace("(", "(./segment/") if "(" in where else f"./segment/{where}"
+        must_be_inside = "(" in where or model.reentrant is None
+        with edit(model, {address: lambda v: v * 2 + 0.1}) as edits:
+            out = model(x).sum()
+            if inside or must_be_inside:
+                out.backward()
+        if not (inside or must_be_inside):
+            out.backward()
+        assert edits.report().silent == []
+        results.append((out.detach(), x.grad, model.fc.weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# What a mode must not disturb
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5))
+
+    def forward(self, x):
+        h = self.layers(x)
+        h = h[:, :4] + F.dropout(x, 0.3)
+        h[:, 0] = h[:, 1]
+        return {"loss": (h * torch.randn_like(h)).sum()}
+
+
+def test_observing_changes_nothing():
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model, x = Noisy(), X.clone().requires_grad_()
+        session = capture(model, "**/**", grad=True) if watched else torch.enable_grad()
+        with session:
+            for _ in range(2):
+                model(x)["loss"].backward()
+        grads = [p.grad for p in model.parameters()]
+        results.append([x.grad, *grads, *model.buffers(), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_no_mode_is_on_where_no_inner_address_is_asked_for():
+    model = Residual()
+    with capture(model, "fc", "grad(fc)"), observe(model, {"fc": print}):
+        model(X)
+        assert torch._C._len_torch_function_stack() == 0
+    with capture(model, "./y"):
+        assert torch._C._len_torch_function_stack() == 1
+        assert model.fc._forward_hooks
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_modes_may_end_in_another_order_than_they_began():
+    class Mine(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model, mine = Residual(), Mine()
+    first, second = capture(model, "./y"), edit(model, {"./y": zero()})
+    a = first.__enter__()
+    second.__enter__()
+    with mine:
+        model(X)
+        first.__exit__(None, None, None)
+        model(X)
+        assert torch._C._len_torch_function_stack() == 2
+    second.__exit__(None)
+    assert torch._C._len_torch_function_stack() == 0
+    assert len(a.calls("./y")) == 1 and torch.equal(a["./y"], X + 2)  # the outer session sees it as the model made it
+
+
+def test_sessions_nest_and_a_capture_inside_sees_what_the_model_used():
+    model = Residual()
+    with edit(model, {"./y": zero()}), capture(model, "./y", "./h#0") as seen:
+        model(X)
+    assert torch.equal(seen["./y"], torch.zeros(3, 4)) and torch.equal(seen["./h#0"], model.fc.bias.expand(3, 4))
+    with (
+        capture(model, "./**") as outer,
+        edit(model, {"./y": lambda v: v.cos() + 1}),
+        observe(model, {"./z#0": lambda site, v: v.abs().max()}),
+    ):
+        model(X)
+    assert not any("lambda" in address or "abs" in address or "cos" in address for address in outer)
+
+
+def test_threads_see_their_own():
+    model, found = Residual(), {}
+
+    def work(k):
+        with capture(model, "./y") as seen:
+            barrier.wait()
+            model(X + k)
+        found[k] = seen["./y"]
+
+    barrier = threading.Barrier(3)
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[k], X + k + 2) for k in range(3))
+    with capture(model, "./y") as seen:
+        thread = threading.Thread(target=model, args=(X,))
+        thread.start()
+        thread.join()
+    assert "./y" not in seen
+
+
+def test_nothing_is_kept_that_was_not_asked_for():
+    alive = []
+
+    class Model(nn.Module):
+        def forward(self, x):
+            big = x + 1
+            marker = weakref.ref(big)
+            big = big.sum()
+            alive.append(marker() is not None)
+            tail = helper(big)
+            return tail * 2
+
+    for selector in ("./tail", "./**"):
+        alive.clear()
+        with capture(Model(), selector, reduce=lambda t: t.sum()) as seen:
+            seen._session.model()(X)
+        assert alive == [False]
+
+
+def test_frames_keep_no_mark_and_modules_no_hook():
+    model = Residual()
+    ref = []
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            ref.append(weakref.ref(sys._getframe().f_trace) if sys._getframe().f_trace is not None else None)
+            return y
+
+    with capture(Counting(), "./y") as seen:
+        seen._session.model()(X)
+    gc.collect()
+    assert ref == [None] or ref[0]() is None
+    with pytest.raises(ZeroDivisionError), edit(model, {"./y": lambda v: v / (1 // 0)}):
+        model(X)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_an_error_in_a_change_or_an_observer_carries_the_address():
+    with (
+        pytest.raises(ZeroDivisionError, match=r"in the change at \./h#1@0"),
+        edit(Residual(), {"./h#1": lambda v: 1 / 0}) as e,
+    ):
+        e._model(X)
+    with pytest.raises(EditError, match=r"the change at \./y@0 made 3×1 float32 of 3×4 float32"):
+        with edit(Residual(), {"./y": lambda v: v[:, :1]}) as e:
+            e._model(X)
+
+
+def test_a_debugger_or_a_coverage_tool_that_traces_is_left_alone():
+    lines = []
+
+    def trace(frame, event, arg):
+        lines.append(event)
+        return trace
+
+    model, before = Residual(), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with capture(model, "./y", "./h#1") as seen:
+            model(X)
+            model(X)
+    finally:
+        sys.settrace(before)
+    assert len(seen.calls("./y")) == 2 and len(seen.calls("./h#1")) == 2 and "line" in lines
+
+
+def test_the_report_says_where_torch_takes_another_path():
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad(), capture(model, "./_ff_block/x") as seen:
+        model(torch.randn(1, 3, 8))
+    assert "turn off PyTorch's fused transformer kernel" in str(seen.report())
+
+
+# Code of all kinds
+
+
+def test_code_without_source():
+    place = {"nn": nn, "torch": torch}
+    exec("class M(nn.Module):\n def forward(self, x):\n  y = x + 1\n  z = (y * 2).relu()\n  return z", place)
+    model = place["M"]()
+    assert names(model, X) == ["./y", "./mul", "./z"]
+    with edit(model, {"./y": zero()}):
+        assert model(X).count_nonzero() == 0
+    graph = torch.fx.symbolic_trace(model)
+    assert names(graph, X)[-1] == "./relu"
+
+
+def test_code_in_a_zip_file(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as file:
+        file.writestr(
+            "zipped_model.py",
+            "from torch import nn\nclass M(nn.Module):\n def forward(self, x):\n  y = x + 1\n  return y\n",
+        )
+    monkeypatch.syspath_prepend(str(tmp_path / "code.zip"))
+    import zipped_model
+
+    assert names(zipped_model.M(), X) == ["./y"]
+
+
+def test_generators_decorators_and_autograd_functions():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            twice = x * 2
+            return twice
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    def pieces(x):
+        for k in range(2):
+            piece = x + k
+            yield piece
+
+    class Model(nn.Module):
+        @torch.no_grad()
+        def frozen(self, x):
+            fixed = x * 7
+            return fixed
+
+        def forward(self, x):
+            total = sum(piece * 1 for piece in pieces(x))
+            doubled = Double.apply(total)
+            return self.frozen(x) + doubled
+
+    model, x = Model(), X.clone().requires_grad_()
+    with capture(model, "./pieces/piece", "./Double/twice", "./frozen/fixed", "./doubled", "grad(./doubled)") as seen:
+        model(x).sum().backward()
+    assert [torch.equal(v, X + k) for k, v in enumerate(seen.calls("./pieces/piece"))] == [True, True]
+    assert torch.equal(seen["./Double/twice"], seen["./doubled"]) and torch.equal(seen["./frozen/fixed"], X * 7)
+    assert torch.equal(seen["grad(./doubled)"], torch.ones(3, 4))
+
+
+def test_a_user_with_modes_and_tensor_classes_of_their_own():
+    class Mine(torch.Tensor):
+        pass
+
+    model = Residual()
+    with torch.device("cpu"), capture(model, "./y") as seen, torch.device("cpu"):
+        model(X.as_subclass(Mine))
+    assert type(seen["./y"]) is Mine and torch.equal(seen["./y"].as_subclass(torch.Tensor), X + 2)
+
+
+# The other verbs
+
+
+def test_observe_patch_save_and_sweep_inside(tmp_path):
+    from tenterhook import load_edits
+
+    model, came = Residual(), []
+    with observe(model, {"./h": lambda site, v: came.append((str(site), site.text))}):
+        model(X)
+    assert came == [("./h@0", "h = self.fc(y)"), ("./h#1@0", "h = F.gelu(h)")]
+    with pytest.warns(TenterhookWarning, match=r"\./nothing was never observed: no value of that name came"):
+        with observe(model, {"./nothing": print}):
+            model(X)
+    with capture(model, "./h#1") as seen:
+        clean = model(X)
+    with edit(model, seen.patch("./h#1")):
+        torch.testing.assert_close(model(X * 3)[:, 4:], clean[:, 4:])
+    edits = edit(model, {"./h#1": scale(0.5)})
+    edits.save(tmp_path / "e.safetensors")
+    with edit(model, {"./h#1": scale(0.5)}):
+        truth = model(X)
+    with edit(model, load_edits(tmp_path / "e.safetensors")):
+        assert torch.equal(model(X), truth)
+    swept = sweep(model, X, [{"./h#1": scale(0.5)}, {"./y": zero()}, {}])
+    torch.testing.assert_close(swept[0], truth)
+    torch.testing.assert_close(swept[2], clean)
+
+
+def test_globs_inside():
+    model = nn.Sequential(Residual(), Residual())
+    with capture(model, "*/h", "0/helped/*") as seen:
+        model[0](X)
+    assert list(seen) == ["0/h#0", "0/h#1", "0/helped/scaled"]
+    with capture(model, "**<Residual>/y") as seen:
+        model[1](X)
+    assert list(seen) == ["1/y"]
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("./y:in", "':in' belongs to modules"),
+        ("./helped#1/scaled", "a number belongs to the last name"),
+        ("fcc/y", "did you mean fc"),
+        ("fc.weight/y", "is a parameter, which has no forward"),
+    ],
+)
+def test_addresses_that_cannot_be(address, words):
+    with pytest.raises(AddressError, match=words):
+        capture(Residual(), address)
+
+
+# Listing
+
+
+def test_sites_with_inputs_lists_what_is_inside(capsys):
+    model = Residual()
+    model.train()
+    rng, buffers = torch.get_rng_state(), [b.clone() for b in model.buffers()]
+    table = sites(model, X)
+    rows = {str(site): site for site in table}
+    inside = "y h#0 h#1 helped/scaled s a b mul z#0 kept sin z#1 z#2 clone out tanh"
+    assert list(rows) == [".", *(f"./{name}" for name in inside.split()), "fc", "fc/linear"]
+    assert rows["./y"].seen == "3×4 float32" and rows["./y"].text == "y = x + 2"
+    file, _, line = rows["./y"].source.rpartition(":")
+    assert file == __file__ and "y = x + 2" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert rows["./s"].text == "s = self.helped(h)" and rows["./kept"].text == "kept = z"
+    text = str(table)
+    assert "test_inside.py" in text and "y = x + 2" in text
+    assert torch.equal(rng, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+    assert [str(s) for s in sites(model, X, match="./h")] == ["./h#0", "./h#1"]
+    for site in table:  # what is listed can be asked for
+        if site.kind == "inner":
+            assert str(site) in capture_once(model, str(site))
+    assert [str(s) for s in sites(helper, X)] == ["q", "add"]
+
+
+def capture_once(model, address):
+    with capture(model, address) as seen:
+        model(X)
+    return seen
+
+
+def test_sites_leaves_batch_norm_and_random_states_alone():
+    model = Noisy()
+    before = [b.clone() for b in model.buffers()]
+    rng = torch.get_rng_state()
+    assert len(sites(model, X)) > 8
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert torch.equal(rng, torch.get_rng_state())
