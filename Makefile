@@ -20,6 +20,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/edit.py
+	$(BIN)/python benchmarks/inner.py
 
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

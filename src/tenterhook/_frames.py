@@ -10,6 +10,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class Frames:
             return Where(self._functions[code])
         if code is _handler:
             back = back.f_back  # the function that stands for the operation
-        if back is None or (is_ours(code) and code.co_name != "__torch_function__"):
+        if back is None or (code.co_filename.startswith(_OURS) and code.co_name != "__torch_function__"):
             return NOWHERE
         owner = _self_of(frame)
         is_known = owner is not None and id(owner) in self._modules
@@ -120,23 +121,22 @@ class Frames:
 
 
 def asker(frame: Any) -> Any:
-    """The frame whose call a function mode was told of, behind torch's own; None if it is plumbing's own call."""
-    while frame is not None:
+    """The frame whose call a function mode was told of, behind torch's own between it and the mode."""
+    while True:
         code = frame.f_code
         if code is _handler:
             frame = frame.f_back.f_back
-        elif code.co_name == "__torch_function__" or _hands_on(code.co_filename):
+        elif _passes_on(code.co_filename, code.co_name):
             frame = frame.f_back
         else:
-            return None if is_plumbing(code) else frame
-    return None
+            return frame
 
 
 def caller(frame: Any) -> Any:
     """The frame that called a module, from a frame inside that call."""
-    while frame is not None and (frame.f_code.co_filename == CALLS or frame.f_code.co_name == "__call__"):
+    while frame.f_code.co_filename == CALLS or frame.f_code.co_name == "__call__":
         frame = frame.f_back
-    return None if frame is None or is_plumbing(frame.f_code) else frame
+    return frame
 
 
 def is_running(frame: Any) -> bool:
@@ -147,14 +147,15 @@ def is_running(frame: Any) -> bool:
     return other is not None
 
 
-def is_plumbing(code: types.CodeType) -> bool:
-    """Whether code holds no values of the model's."""
-    return code.co_name == "__torch_function__" or is_ours(code) or _is_plumbing(code.co_filename) is not None
+@lru_cache(maxsize=4096)
+def _passes_on(file: str, name: str) -> bool:
+    return name == "__torch_function__" or _hands_on(file) is not None
 
 
-def is_ours(code: types.CodeType) -> bool:
-    """Whether code is tenterhook's."""
-    return code.co_filename.startswith(_OURS)
+@lru_cache(maxsize=4096)
+def is_plumbing(file: str, name: str) -> bool:
+    """Whether code holds no values of the model's, by where it is and what it is called."""
+    return name == "__torch_function__" or file.startswith(_OURS) or _is_plumbing(file) is not None
 
 
 def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
@@ -191,7 +192,7 @@ def _self_of(frame: Any) -> Any:
 def _part(code: types.CodeType, owner: Any) -> str:
     """What a function adds to a name."""
     name = code.co_name
-    if name in COMPREHENSIONS or is_plumbing(code):
+    if name in COMPREHENSIONS or is_plumbing(code.co_filename, name):
         return ""
     if name == "forward":  # of a module that is not in the model, or of an autograd function
         return type(owner).__name__ if owner is not None else code.co_qualname.split(".")[-2:][0]

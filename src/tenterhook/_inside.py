@@ -9,6 +9,7 @@ An address inside a forward is a pattern. When a value comes that it means, the 
 for that value; so the names need not be known beforehand.
 """
 
+import copy
 import inspect
 import sys
 import types
@@ -16,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tenterhook._address import matches, split_number
@@ -51,9 +53,10 @@ class Pattern:
 class _Here:
     """What a session knows of one function that ran."""
 
-    __slots__ = ("skip", "spots", "watch")
+    __slots__ = ("code", "skip", "spots", "watch")
 
-    def __init__(self, spots: Spots | None) -> None:
+    def __init__(self, code: types.CodeType | None, spots: Spots | None) -> None:
+        self.code = code  # kept alive, so that its id stays its own
         self.spots = spots  # None if it is not the model's
         self.skip: set[int] = set()  # the places that nobody wants
         self.watch: tuple[str, ...] = ()  # the variables to look after
@@ -71,8 +74,8 @@ class Inside(Mode):
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
         self._here: dict[int, _Here] = {}  # by the id of the code
-        self._codes: list[types.CodeType] = []  # kept alive, so that an id stays its own
-        self._last: tuple[Any, set[int]] = (None, set())  # the code of the last operation, and what to skip in it
+        self._code: types.CodeType | None = None  # of the last operation
+        self._skip: set[int] = set()  # what to skip in it
         self._watches = False
         self._called: set[int] = set()  # the modules that were called at all
         self._running: list[tuple[Any, _Here]] = []  # the forwards whose variables are looked after
@@ -92,11 +95,34 @@ class Inside(Mode):
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
 
+    def wants(self, module: nn.Module) -> bool:
+        """Whether anything of a module's forward is asked for."""
+        return id(module) in self._wanted
+
+    def needs_hooks(self) -> bool:
+        """Whether something else than operations may give the wanted variables their values: modules, perhaps."""
+        for patterns in self._wanted.values():
+            codes = _codes_of(patterns[0].tap.site.module)
+            for pattern in patterns:
+                if not codes or self._names is None or any(pattern.helpers):
+                    return True
+                if any(pattern.last in spots(code).givers for code in codes):
+                    return True
+        return False
+
     def switch_on(self) -> bool:
         for patterns in self._wanted.values():  # their variables count from the start
             for code in _codes_of(patterns[0].tap.site.module):
                 self._known(code)
         return super().switch_on()
+
+    def for_this_thread(self) -> "Inside":
+        """The same for another thread: what it keeps of the last operation is its own."""
+        return copy.copy(self)
+
+    def is_on(self) -> bool:
+        stack = torch.overrides._get_current_function_mode_stack()
+        return any(isinstance(mode, Inside) and mode._frames is self._frames for mode in stack)
 
     def switch_off(self) -> None:
         self._running.clear()
@@ -108,15 +134,15 @@ class Inside(Mode):
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         frame: Any = _frame(1)
-        code, skip = self._last
-        if frame.f_code is code and frame.f_lasti in skip:  # nobody wants it: at the least cost
+        if frame.f_code is self._code and frame.f_lasti in self._skip:  # nobody wants it: at the least cost
             return func(*args, **kwargs) if kwargs else func(*args)
         here = self._known(frame.f_code)
-        if here.spots is None and (frame := asker(frame)) is not None:
+        if here.spots is None:
+            frame = asker(frame)
             here = self._known(frame.f_code)
-        if frame is None or here.spots is None:
+        if here.spots is None:  # torch's own doings, or ours
             return func(*args, **kwargs) if kwargs else func(*args)
-        self._last = (frame.f_code, here.skip)
+        self._code, self._skip = here.code, here.skip
         spot = self._spot(here, frame.f_lasti)
         if self._watches:
             self._notice(frame, here, writes(func))
@@ -132,8 +158,9 @@ class Inside(Mode):
     def _known(self, code: types.CodeType) -> _Here:
         here = self._here.get(id(code))
         if here is None:
-            self._codes.append(code)
-            here = self._here[id(code)] = _Here(None if is_plumbing(code) else spots(code))
+            here = self._here[id(code)] = _Here(
+                code, None if is_plumbing(code.co_filename, code.co_name) else spots(code)
+            )
             here.watch = self._to_watch(here.spots)
         return here
 
@@ -159,7 +186,7 @@ class Inside(Mode):
         if self._probabilities and func is attention:
             inside = where.within("scaled_dot_product_attention")
             self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
-        was_given = any(value is x for x in args) or any(value is x for x in kwargs.values())
+        was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
         if spot.names is not None and (not spot.unpacked or isinstance(value, tuple | list)):
             return self._bind(where, spot, value, was_given)
         if spot.written is not None and was_given:
@@ -229,9 +256,10 @@ class Inside(Mode):
         if self._running:
             self._look_back()
         frame = caller(_frame(2))
-        if frame is None or not holds_tensors(output):
+        here = self._known(frame.f_code)
+        if here.spots is None or frame.f_lasti in here.skip or not holds_tensors(output):
             return None
-        spot = self._spot(self._known(frame.f_code), frame.f_lasti)
+        spot = self._spot(here, frame.f_lasti)
         if spot is None or spot.names is None or (spot.unpacked and isinstance(output, Tensor)):
             return None
         where = self._frames.where(frame)
@@ -246,8 +274,8 @@ class Inside(Mode):
         while self._running and not is_running(self._running[-1][0]):  # it ended in an exception
             self._running.pop()
         frame = caller(_frame(2))
-        here = None if frame is None else self._known(frame.f_code)
-        if here is not None and self._watches:
+        here = self._known(frame.f_code)
+        if self._watches and here.spots is not None:
             self._notice(frame, here, False)
 
     def _look_back(self) -> None:
@@ -312,7 +340,8 @@ class Inside(Mode):
         *helpers, last = name.split("/")[1:]
         if isinstance(owner, nn.Module) and id(owner) not in self._called:
             return ""
-        codes = [code for code in self._codes if code.co_name == helpers[-1]] if helpers else _codes_of(owner)
+        ran = [here.code for here in self._here.values() if here.code is not None]
+        codes = [code for code in ran if code.co_name == helpers[-1]] if helpers else _codes_of(owner)
         if not codes:
             return f"no function {helpers[-1] if helpers else 'of its own'} ran in it; see sites(model, *inputs)"
         names = sorted({name for code in codes for name in spots(code).variables})
@@ -363,6 +392,10 @@ def _refuse(tap: Tap, spot: Spot, beside: bool) -> None:
         if not tap.changes:
             return
         raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
+
+
+def _is_among(value: Any, others: Iterable[Any]) -> bool:
+    return id(value) in map(id, others)
 
 
 def _reference(value: Any) -> Callable[[], Any]:

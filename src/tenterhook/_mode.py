@@ -15,10 +15,14 @@ class Mode(TorchFunctionMode):
 
     def switch_on(self) -> bool:
         """In this thread; False where it is on already."""
-        if any(mode is self for mode in torch.overrides._get_current_function_mode_stack()):
+        if self.is_on():
             return False
         torch._C._push_on_torch_function_stack(self)
         return True
+
+    def is_on(self) -> bool:
+        """Whether it is on in this thread."""
+        return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
     def switch_off(self) -> None:
         """In this thread."""

@@ -87,6 +87,7 @@ class Spot:
         self.lasti = lasti
         self.names: tuple[str | None, ...] | None = None  # more than one where the value is unpacked
         self.unpacked = False
+        self.nameless = True  # it goes by its operation
         self.written: str | None = None  # the variable that a statement such as `a.add_(1)` writes into
         self.offset = -1
         at = max((i for i, step in enumerate(steps) if step.offset <= lasti), default=None)
@@ -102,11 +103,7 @@ class Spot:
             self._set(_taker(steps, at + 1, 0))
             if at + 1 < len(steps) and steps[at + 1].op == "POP_TOP" and step.op.startswith("CALL"):
                 self.written = _receiver(steps, at)
-
-    @property
-    def nameless(self) -> bool:
-        """Whether no variable takes the value, so that it goes by its operation."""
-        return self.names is None and self.written is None
+        self.nameless = self.names is None and self.written is None
 
     @property
     def variables(self) -> tuple[str | None, ...]:

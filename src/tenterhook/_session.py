@@ -186,7 +186,7 @@ class Session:
             return
         tap.twins = []
         if self._inside is None:
-            self._inside = Inside(self._add, self._modules())
+            self._inside = Inside(self._add, (ref() for ref in self._modules))
             self._modes.append(self._inside)
             self.scope.session = weakref.ref(self)
         self._inside.want(tap)
@@ -201,22 +201,29 @@ class Session:
     @contextmanager
     def _looking_inside(self) -> Iterator[None]:
         """In a thread in which a checkpoint runs again, where the mode may be off."""
-        pushed = self._inside is not None and self._inside.switch_on()
+        inside = None if self._inside is None else self._inside.for_this_thread()
+        switched = inside is not None and inside.switch_on()
         try:
             yield
         finally:
-            if self._inside is not None and pushed:
-                self._inside.switch_off()
+            if inside is not None and switched:
+                inside.switch_off()
 
-    def _modules(self) -> list[nn.Module]:
+    @functools.cached_property
+    def _modules(self) -> list[Any]:
+        """References to the modules of the model, each once."""
         model = self.model()
-        return [module for _, module in walk(model)] if isinstance(model, nn.Module) else []
+        found = {id(m): weakref.ref(m) for _, m in walk(model)} if isinstance(model, nn.Module) else {}
+        return list(found.values())
 
     def _hook_calls(self, inside: Inside) -> None:
         """A variable may take what a module returns."""
-        for module in {id(module): module for module in self._modules()}.values():
-            if not isinstance(module, ScriptModule):
-                self._place_before(module, Calling(inside))
+        to_all = inside.needs_hooks()
+        for module in (ref() for ref in self._modules):
+            if module is None or isinstance(module, ScriptModule) or not (to_all or inside.wants(module)):
+                continue
+            self._place_before(module, Calling(inside))
+            if to_all:
                 key = next(_ids)
                 self._placed.append((module._forward_hooks, key))
                 module._forward_hooks[key] = Bound(inside)
