@@ -122,6 +122,4 @@ def real(rounds: int) -> Rows:
 
 
 if __name__ == "__main__":
-    common.main(
-        (tiny,) if "--tiny" in __import__("sys").argv and not __import__("sys").argv.remove("--tiny") else (tiny, real)
-    )
+    common.main((tiny, real))

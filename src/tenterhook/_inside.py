@@ -296,7 +296,7 @@ class Inside(Mode):
             self._watches = True
             for here in self._here.values():
                 here.skip.clear()
-        return tuple(sorted(names))
+        return tuple(names)
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
