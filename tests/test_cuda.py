@@ -13,6 +13,7 @@ from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
 from tests.test_checkpoint import ADDRESSES, Net
 from tests.test_edit_checkpoint import EDITS
 from tests.test_edit_checkpoint import Net as Segments
+from tests.test_inside import Checkpointed, Steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -178,3 +179,53 @@ def test_a_sweep_on_the_gpu_equals_single_runs():
         for changes, out in zip(edits, sweep(model, x, edits), strict=True):
             with edit(model, changes):
                 torch.testing.assert_close(out, model(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("where", ["y", "z", "w", "tanh", "grad(y)", "grad(w)"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_edits_inside_a_forward_are_made_again_in_the_device_thread(reentrant, where, inside):
+    results = []
+    for model in (Checkpointed(reentrant).cuda(), Checkpointed(None).cuda()):
+        leaf = torch.linspace(-1, 1, 12, device="cuda").view(3, 4).requires_grad_()
+        address = where.replace("(", "(./segment/") if "(" in where else f"./segment/{where}"
+        at_once = inside or "(" in where or model.reentrant is None
+        with edit(model, {address: lambda v: v * 2 + 0.1}) as edits:
+            loss = model(leaf).sum()
+            if at_once:
+                loss.backward()
+        if not at_once:
+            loss.backward()
+        assert edits.report().silent == []
+        results.append((loss.detach(), leaf.grad, model.fc.weight.grad))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_inside_a_checkpoint_come_from_the_device_thread(reentrant):
+    wanted, found = ("./segment/y", "./segment/z", "./segment/w"), []
+    for model in (Checkpointed(reentrant).cuda(), Checkpointed(None).cuda()):
+        with capture(model, *wanted, grad=True) as seen:
+            for k in range(2):
+                model(torch.full((3, 4), k + 0.5, device="cuda", requires_grad=True)).sum().backward()
+        found.append([seen.calls(address) for name in wanted for address in (name, f"grad({name})")])
+    assert all(len(values) == 2 for values in found[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_looking_inside_waits_for_nothing():
+    model, x = Steps().cuda(), torch.randn(3, 4, device="cuda", requires_grad=True)
+    model(x).sum().backward()
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        with (
+            capture(model, "**/**", grad=True) as seen,
+            edit(model, {"./h#1": scale(2.0), "grad(./y)": clip_norm(0.1)}),
+        ):
+            for _ in range(3):
+                model(x).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(seen.calls("./y")) == len(seen.calls("grad(./y)")) == 3

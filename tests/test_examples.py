@@ -66,6 +66,11 @@ def shows_a_good_teacher(figures: Figures) -> bool:
     return all(figures[f"{taught}, {few}"] > figures[f"{own}, {few}"] + 0.05 for few in (1, 2, 5))
 
 
+def shows_positions(figures: Figures) -> bool:
+    plain = figures["same output"] == 1.0 and figures["rows"] < 1e-4
+    return plain and all(figures[f"word {side}"] > 0.5 for side in ("before", "after"))
+
+
 SHOWN: dict[str, tuple[str | None, Callable[[Figures], bool]]] = {
     "digits": ("feature_maps.png", shows_digits),
     "grad_cam": ("grad_cam.png", shows_heat),
@@ -77,6 +82,7 @@ SHOWN: dict[str, tuple[str | None, Callable[[Figures], bool]]] = {
     "steering": (None, shows_moods),
     "gradient_reversal": (None, shows_hidden_domain),
     "distillation": (None, shows_a_good_teacher),
+    "attention": ("attention.png", shows_positions),
 }
 
 

@@ -520,7 +520,8 @@ def test_the_inside_of_multi_head_attention():
     assert torch.equal(seen.calls("./**/attn_output_weights")[-1], plain[1])
     with edit(mha, {"./multi_head_attention_forward/attn_output_weights#1": zero()}):
         assert torch.equal(mha(x, x, x)[0], mha.out_proj.bias.expand(2, 5, 8))
-    assert names(mha, x, x, x)[3:5] == ["./attn_output#0", "./attn_output_weights"]  # one operation, if not opened
+    unopened = names(mha, x, x, x)
+    assert "./attn_output_weights" in unopened and not any("forward" in name for name in unopened)
 
 
 class Attention(nn.Module):

@@ -41,6 +41,7 @@ class Where:
         self.prefix = prefix
         self.counts: dict[str, int] = {} if counts is None else counts  # by name, over one call of the owner
         self.is_followed = False  # whether its variables are looked after
+        self.looked_at = -1  # the place in its code where they last were
         self.bound: dict[str, Any] = {}  # by variable: what it was bound to when last seen, referred to weakly
 
     def within(self, part: str) -> "Where":

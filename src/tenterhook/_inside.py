@@ -14,6 +14,7 @@ import inspect
 import sys
 import types
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,13 +26,14 @@ from tenterhook._errors import EditError, close_matches
 from tenterhook._frames import NOWHERE, Frames, Where, asker, caller, holds_tensors, is_plumbing, is_running, variables
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
-from tenterhook._names import Spot, Spots, spots
+from tenterhook._names import COMPREHENSIONS, Spot, Spots, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
 
 _frame = sys._getframe
 _PROBABILITIES = "probabilities"
+_NO_FORWARD = nn.modules.module._forward_unimplemented.__code__
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
 
 
@@ -43,6 +45,18 @@ class Pattern:
         self.name, self.number = split_number(tap.site.address.inner)
         *self.helpers, self.last = self.name.split("/")[1:]
 
+    def may_be_in(self, code: types.CodeType) -> bool:
+        """Whether a function may hold such a value, by its name."""
+        if not self.helpers:
+            return code.co_name == "forward" or code.co_name in COMPREHENSIONS or code in codes_of(self.tap.site.module)
+        return "*" in self.helpers[-1] or code.co_name in (self.helpers[-1], "forward", "<lambda>", *COMPREHENSIONS)
+
+    def needs_hooks(self, codes: list[types.CodeType]) -> bool:
+        """Whether something else than operations may give such a variable its value: a module, perhaps."""
+        if not codes or self.helpers or "*" in self.last:
+            return True
+        return any(self.last in spots(code).givers for code in codes)
+
     def means(self, name: str, number: int) -> bool:
         """Whether it means the `number`-th assignment of a name within one call."""
         if self.number is not None and self.number >= 0 and self.number != number:
@@ -53,13 +67,21 @@ class Pattern:
 class _Here:
     """What a session knows of one function that ran."""
 
-    __slots__ = ("code", "skip", "spots", "watch")
+    __slots__ = ("changing", "code", "names", "skip", "spots", "watch")
 
-    def __init__(self, code: types.CodeType | None, spots: Spots | None) -> None:
+    def __init__(self, code: types.CodeType, spots: Spots | None) -> None:
         self.code = code  # kept alive, so that its id stays its own
         self.spots = spots  # None if it is not the model's
+        self.names: set[str] | None = set()  # those that are wanted; None if it may be any
         self.skip: set[int] = set()  # the places that nobody wants
         self.watch: tuple[str, ...] = ()  # the variables to look after
+        self.changing: list[int] = []  # where these may get other values, in order
+
+    def is_unchanged(self, since: int, now: int) -> bool:
+        """Whether the variables must be what they were, from one place in the code to another."""
+        if since >= now or self.spots is None or self.spots.loops:
+            return False
+        return bisect_left(self.changing, since) == bisect_left(self.changing, now)
 
 
 class Inside(Mode):
@@ -70,7 +92,7 @@ class Inside(Mode):
         self._add = add  # tells the session of a new tap, and for which one it stands
         self._frames = Frames(modules)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
-        self._names: set[str] | None = set()  # the last parts of the names; None if it may be any
+        self._any_name = False
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
         self._here: dict[int, _Here] = {}  # by the id of the code
@@ -88,31 +110,24 @@ class Inside(Mode):
         self._wanted.setdefault(id(owner), []).append(pattern)
         self._opened.update(filter(is_functional, pattern.helpers))
         self._probabilities = self._probabilities or pattern.last == _PROBABILITIES
-        if "*" in pattern.last or self._opened or self._probabilities:
-            self._names = None
-        elif self._names is not None:
-            self._names.add(pattern.last)
+        self._any_name = self._any_name or "*" in pattern.last or bool(self._opened) or self._probabilities
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
 
-    def wants(self, module: nn.Module) -> bool:
-        """Whether anything of a module's forward is asked for."""
-        return id(module) in self._wanted
-
-    def needs_hooks(self) -> bool:
-        """Whether something else than operations may give the wanted variables their values: modules, perhaps."""
+    def to_hook(self) -> tuple[set[int], set[int]]:
+        """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
+        calls = set(self._wanted)
+        results: set[int] = set()
         for patterns in self._wanted.values():
-            codes = _codes_of(patterns[0].tap.site.module)
-            for pattern in patterns:
-                if not codes or self._names is None or any(pattern.helpers):
-                    return True
-                if any(pattern.last in spots(code).givers for code in codes):
-                    return True
-        return False
+            owner = patterns[0].tap.site.module
+            codes = codes_of(owner)
+            if isinstance(owner, nn.Module) and any(pattern.needs_hooks(codes) for pattern in patterns):
+                results.update(id(module) for module in owner.modules())
+        return calls | results, results
 
     def switch_on(self) -> bool:
         for patterns in self._wanted.values():  # their variables count from the start
-            for code in _codes_of(patterns[0].tap.site.module):
+            for code in codes_of(patterns[0].tap.site.module):
                 self._known(code)
         return super().switch_on()
 
@@ -146,7 +161,7 @@ class Inside(Mode):
         spot = self._spot(here, frame.f_lasti)
         if self._watches:
             self._notice(frame, here, writes(func))
-        if spot is None or (spot.nameless and self._names is not None and operation(func) not in self._names):
+        if spot is None or (spot.nameless and here.names is not None and operation(func) not in here.names):
             return func(*args, **kwargs) if kwargs else func(*args)
         if self._opened and operation(func) in self._opened and is_functional(func.__name__):
             with self:
@@ -158,17 +173,18 @@ class Inside(Mode):
     def _known(self, code: types.CodeType) -> _Here:
         here = self._here.get(id(code))
         if here is None:
-            here = self._here[id(code)] = _Here(
-                code, None if is_plumbing(code.co_filename, code.co_name) else spots(code)
-            )
-            here.watch = self._to_watch(here.spots)
+            is_ours = is_plumbing(code.co_filename, code.co_name)
+            here = self._here[id(code)] = _Here(code, None if is_ours else spots(code))
+            every = (pattern for patterns in self._wanted.values() for pattern in patterns)
+            here.names = None if self._any_name else {pattern.last for pattern in every if pattern.may_be_in(code)}
+            self._set_watch(here)
         return here
 
     def _spot(self, here: _Here, place: int) -> Spot | None:
         """What is at a place, if somebody may want it."""
         assert here.spots is not None
         spot = here.spots[place]
-        if self._names is None or spot.nameless or not self._names.isdisjoint(spot.variables):
+        if here.names is None or (here.names and (spot.nameless or not here.names.isdisjoint(spot.variables))):
             return spot
         if not self._watches:
             here.skip.add(place)
@@ -200,23 +216,23 @@ class Inside(Mode):
         here = self._known(spot.code)
         if here.watch and here.spots is not None and spot.offset not in here.spots.direct:
             here.spots.direct.add(spot.offset)
-            here.watch = self._to_watch(here.spots)
+            self._set_watch(here)
         assert spot.names is not None
         if not spot.unpacked:
-            new = self._reach_variable(where, spot.names[0], value, spot, older)
+            new = self._reach_variable(where, here, spot.names[0], value, spot, older)
             return value if new is None else new
         if len(value) != len(spot.names):  # a, *b = ...
             return value
         parts = list(value)
         for i, (name, part) in enumerate(zip(spot.names, value, strict=True)):
-            new = self._reach_variable(where, name, part, spot, older) if holds_tensors(part) else None
+            new = self._reach_variable(where, here, name, part, spot, older) if holds_tensors(part) else None
             parts[i] = part if new is None else new
         if all(a is b for a, b in zip(parts, value, strict=True)):
             return value
         return parts if isinstance(value, list) else tuple(parts)
 
-    def _reach_variable(self, where: Where, name: str | None, value: Any, spot: Spot, older: bool) -> Any:
-        if name is None or (self._names is not None and name not in self._names):
+    def _reach_variable(self, where: Where, here: _Here, name: str | None, value: Any, spot: Spot, older: bool) -> Any:
+        if name is None or (here.names is not None and name not in here.names):
             return None
         new = self._reach(where, name, value, spot, older=older)
         where.bound[name] = _reference(value if new is None else new)
@@ -285,18 +301,21 @@ class Inside(Mode):
             self._running.pop()
             self._look_at_variables(frame, here)
 
-    def _to_watch(self, known: Spots | None) -> tuple[str, ...]:
-        """The variables of a function that are not known to get their values from operations alone."""
-        names = []
-        for name, givers in known.givers.items() if known is not None else ():
-            wanted = name in self._names if self._names is not None else -1 not in givers
-            if wanted and known is not None and not givers <= known.direct:
-                names.append(name)
-        if names and not self._watches:
+    def _set_watch(self, here: _Here) -> None:
+        """Find the variables of a function that are not known to get their values from operations alone."""
+        known, names = here.spots, here.names
+        if known is None:
+            return
+        here.watch = tuple(
+            name
+            for name, givers in known.givers.items()
+            if (name in names if names is not None else -1 not in givers) and not givers <= known.direct
+        )
+        here.changing = known.stores(here.watch)
+        if here.watch and not self._watches:
             self._watches = True
-            for here in self._here.values():
-                here.skip.clear()
-        return tuple(names)
+            for other in self._here.values():
+                other.skip.clear()
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
@@ -314,6 +333,9 @@ class Inside(Mode):
     def _look_at_variables(self, frame: Any, here: _Here) -> None:
         where = self._frames.where(frame)
         if where is NOWHERE or id(where.owner) not in self._wanted:
+            return
+        last, where.looked_at = where.looked_at, frame.f_lasti
+        if where.is_followed and here.is_unchanged(last, frame.f_lasti):
             return
         assert here.spots is not None
         values = variables(frame, here.watch)
@@ -340,8 +362,8 @@ class Inside(Mode):
         *helpers, last = name.split("/")[1:]
         if isinstance(owner, nn.Module) and id(owner) not in self._called:
             return ""
-        ran = [here.code for here in self._here.values() if here.code is not None]
-        codes = [code for code in ran if code.co_name == helpers[-1]] if helpers else _codes_of(owner)
+        ran = [here.code for here in self._here.values()]
+        codes = [code for code in ran if code.co_name == helpers[-1]] if helpers else codes_of(owner)
         if not codes:
             return f"no function {helpers[-1] if helpers else 'of its own'} ran in it; see sites(model, *inputs)"
         names = sorted({name for code in codes for name in spots(code).variables})
@@ -402,12 +424,14 @@ def _reference(value: Any) -> Callable[[], Any]:
     return weakref.ref(value) if isinstance(value, Tensor) else lambda: value
 
 
-def _codes_of(owner: Any) -> list[types.CodeType]:
+def codes_of(owner: Any) -> list[types.CodeType]:
+    """The code of a module's forward, its parents' too, or of a function that is no module."""
     if not isinstance(owner, nn.Module):
         return list(getattr(owner, "codes", ()))
-    forward = inspect.unwrap(vars(owner).get("forward", type(owner).forward))
-    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
-    return [] if code is None else [code]
+    forwards = [vars(owner).get("forward"), *(vars(cls).get("forward") for cls in type(owner).__mro__)]
+    plain = (inspect.unwrap(forward) for forward in forwards if callable(forward))
+    codes = (getattr(getattr(forward, "__func__", forward), "__code__", None) for forward in plain)
+    return [code for code in codes if code is not None and code is not _NO_FORWARD]
 
 
 class Bound(Hook):

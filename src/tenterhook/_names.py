@@ -178,6 +178,15 @@ class Spots(dict[int, Spot]):
     def _arguments(self) -> tuple[str, ...]:
         return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
 
+    def stores(self, names: tuple[str, ...]) -> list[int]:
+        """Where some variables are assigned, in order."""
+        return [step.offset for step in self._steps if step.op in _STORES and step.argument in names]
+
+    @cached_property
+    def loops(self) -> bool:
+        """Whether code may run again after code below it."""
+        return any("JUMP_BACKWARD" in step.op for step in self._steps)
+
     @cached_property
     def rebound(self) -> set[str]:
         """The arguments that get another value."""

@@ -218,12 +218,12 @@ class Session:
 
     def _hook_calls(self, inside: Inside) -> None:
         """A variable may take what a module returns."""
-        to_all = inside.needs_hooks()
+        calls, results = inside.to_hook()
         for module in (ref() for ref in self._modules):
-            if module is None or isinstance(module, ScriptModule) or not (to_all or inside.wants(module)):
+            if id(module) not in calls or isinstance(module, ScriptModule):
                 continue
             self._place_before(module, Calling(inside))
-            if to_all:
+            if id(module) in results:
                 key = next(_ids)
                 self._placed.append((module._forward_hooks, key))
                 module._forward_hooks[key] = Bound(inside)
