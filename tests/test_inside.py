@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import gc
+import math
 import sys
 import threading
 import types
@@ -126,7 +127,7 @@ def test_every_construct_has_its_name_on_every_python():
 def test_the_names_inside_a_list_of_modules_are_the_modules_own():
     model = nn.Sequential(Constructs(), nn.Identity())
     model[0].forward = types.MethodType(lambda self, x: torch.relu(x), model[0])
-    assert names(model, X, selector="**/**") == ["0/lambda/relu", "./input#0", "./input#1"]
+    assert names(model, X, selector="**/**") == ["0/relu", "./input#0", "./input#1"]
 
 
 class Residual(nn.Module):
@@ -961,3 +962,418 @@ def test_sites_leaves_batch_norm_and_random_states_alone():
     assert len(sites(model, X)) > 8
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
     assert torch.equal(rng, torch.get_rng_state())
+
+
+def part(t):
+    q = t * 2
+    q = q.sin()
+    return q.tanh()
+
+
+class Twice(nn.Module):
+    """The same function in two checkpoints of one forward, and once outside."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+
+    def own(self, t):
+        q = t.cos()
+        return q * t
+
+    def run(self, function, t):
+        return function(t) if self.reentrant is None else checkpoint(function, t, use_reentrant=self.reentrant)
+
+    def forward(self, x):
+        x = part(x)
+        x = self.run(part, x)
+        x = self.run(self.own, x)
+        x = self.run(part, x)
+        x = self.run(self.own, x)
+        return x.sum()
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["run/part/q#0", "run/part/q#3", "run/own/q#0", "run/own/q#1", "part/q#1"])
+def test_numbers_in_a_recomputation_are_those_of_the_first_time(reentrant, where):
+    model, plain = Twice(reentrant), Twice(None)
+    address, x = f"./{where}", X.clone().requires_grad_()
+
+    def gradient(model, edits, late=False):
+        with edit(model, edits):
+            loss = model(x)
+            if not late:
+                return torch.autograd.grad(loss, x)[0] if not reentrant else backward(loss)
+        return backward(loss)
+
+    def backward(loss):  # a reentrant checkpoint does not work with autograd.grad
+        x.grad = None
+        loss.backward()
+        return x.grad
+
+    found = []
+    for one in (model, plain):
+        with capture(one, address, grad=True) as seen:
+            backward(one(x))
+        found.append((seen[address], seen[f"grad({address})"]))
+    torch.testing.assert_close(*found)
+    for change in ({address: lambda v: v * 3 + 1}, {f"grad({address})": lambda g: g * 5}):
+        truth = gradient(plain, change)
+        torch.testing.assert_close(gradient(model, change), truth)
+        if not address.startswith("grad") and "grad" not in next(iter(change)):
+            torch.testing.assert_close(gradient(model, change, late=True), truth)
+
+
+# Found by trying to break it
+
+
+def five(t):
+    q = t * 5
+    return q
+
+
+def module_of(forward, **attributes):
+    """A module with a forward, and something on it."""
+    model = nn.Module()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    cls = type("Model", (nn.Module,), {"forward": forward})
+    model.__class__ = cls
+    return model
+
+
+def all_of(model, *inputs, selector="./**"):
+    """Every value, by address."""
+    with capture(model, selector) as seen:
+        model(*inputs)
+    return {address.removeprefix("./"): seen[address] for address in seen}
+
+
+def test_a_variable_keeps_its_old_value_until_the_whole_statement_is_done():
+    def forward(self, x):
+        q, k = five(x), five(x + 1)
+        q, k = q.sin(), k.cos()
+        for _ in range(2):
+            a, b, c, d = x + 1, x + 2, x + 3, x + 4
+            x = a + d
+        return q + k + b + c
+
+    found = all_of(module_of(forward), X)
+    first, second = X, (X + 1) + (X + 4)
+    truth = {"q#0": X * 5, "q#1": (X * 5).sin(), "k#0": (X + 1) * 5, "k#1": ((X + 1) * 5).cos()}
+    truth |= {"a#0": first + 1, "a#1": second + 1, "b#0": first + 2, "b#1": second + 2}
+    assert [name for name in found if name[0] in "qkab" and name[1] == "#"] == [
+        "q#0", "k#0", "q#1", "k#1", "a#0", "b#0", "a#1", "b#1"
+    ]  # fmt: skip
+    assert all(torch.equal(found[name], value) for name, value in truth.items())
+
+
+def test_a_call_that_does_more_than_call_the_module():
+    class Block:
+        def __init__(self):
+            self.fc = nn.Linear(4, 4)
+
+        def __call__(self, t):
+            r = self.fc(t)
+            return r + 100
+
+    class Scaled(nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+    def forward(self, x):
+        y = self.block(x)
+        z = self.scaled(x)
+        return y * 1 + z
+
+    model = module_of(forward, block=Block(), scaled=Scaled(4, 4))
+    found = all_of(model, X)
+    assert torch.equal(found["y"], model.block(X)) and torch.equal(found["z"], model.scaled(X))
+    for name in ("y", "z"):
+        with pytest.raises(EditError, match="edit it where it is made"), edit(model, {f"./{name}": zero()}):
+            model(X)
+
+
+def test_what_one_model_taught_does_not_hide_values_of_another():
+    def forward(self, x):
+        y = self.act(x)
+        return y * 1
+
+    for act in (torch.relu, five, nn.ReLU(), five, torch.relu):
+        model = module_of(forward, act=act)
+        assert torch.equal(all_of(model, X)["y"], act(X))
+
+
+def test_results_of_functions_that_call_operations_for_themselves():
+    def forward(self, x, c=True):
+        loss = sum([t * 2 for t in (x, x, x)])
+        chosen = sum([x, x * 2 if c else x])
+        added = torch.add(*map(self.fc, (x, x)))
+        parts = [x, *x]
+        again = [*map(self.fc, (x, x))]
+        product = math.prod([x, x, x])
+        either = (x * 0).sum() or x.mean()
+        return loss, chosen, added, parts, again, product, either
+
+    model = module_of(forward, fc=nn.Linear(4, 4))
+    found = all_of(model, X)
+    assert torch.equal(found["loss"], X * 2 + X * 2 + X * 2) and torch.equal(found["chosen"], X + X * 2)
+    assert torch.equal(found["added"], model.fc(X) + model.fc(X)) and len(found["parts"]) == 4
+    assert len(found["again"]) == 2 and torch.equal(found["product"], X * X * X)
+    assert torch.equal(found["either"], X.mean())
+
+
+TABLE = torch.zeros(4)
+
+
+def test_a_statement_is_named_by_what_it_writes_into():
+    def forward(self, x):
+        a, b = x + 1, x + 2
+        torch.mul(a, 2, out=b)
+        a.view(-1).mul_(2)
+        TABLE.add_(a[0])
+        F.relu(a[0], inplace=True)
+        a[1:] = 0
+        a[0] += 1
+        a.add_(b if b.sum() > -1e9 else a)
+        self.scale.mul_(1.0)
+        return a
+
+    found = all_of(module_of(forward, scale=torch.ones(())), X)
+    names = [name for name in found if not name.startswith(("getitem", "sum", "gt"))]
+    assert names == ["a#0", "b#0", "b#1", "view", "mul_", "TABLE", "relu", "a#1", "add_", "a#2", "a#3", "self.scale"]
+    assert torch.equal(found["b#1"], (X + 1) * 2) and torch.equal(found["a#1"][1:], torch.zeros(2, 4))
+
+
+def test_an_argument_that_is_written_into_counts_from_the_first_write():
+    def function(x):
+        x.mul_(2)
+        x.add_(1)
+        return x * 2
+
+    assert [str(site) for site in sites(function, torch.ones(2))] == ["x#0", "x#1", "mul"]
+    with capture(function, "x") as seen:
+        function(torch.ones(2))
+    assert [value[0].item() for value in seen.calls("x")] == [2, 3]
+    with edit(function, {"x#1": 10.0}):
+        assert function(torch.ones(2))[0] == 20
+
+
+def test_stars_nested_targets_dicts_and_dataclasses():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x * 1, (x * 2, x * 3)
+
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"a": x * 4, "b": None}
+
+    def forward(self, x):
+        first, *rest = x.unbind(0)
+        out, (h, c) = self.pair(x)
+        named = self.named(x)
+        made = dict(p=x * 5)
+        return first + named["a"][0] + h[0] + c[0] + out[0] + made["p"][0] + rest[0]
+
+    model = module_of(forward, pair=Pair(), named=Named())
+    found = all_of(model, X)
+    assert torch.equal(found["first"], X[0]) and len(found["rest"]) == 2 and torch.equal(found["rest"][1], X[2])
+    assert torch.equal(found["h"], X * 2) and torch.equal(found["c"], X * 3) and torch.equal(found["named"]["a"], X * 4)
+    assert torch.equal(found["made"]["p"], X * 5)
+    with edit(model, {"./h": zero(), "./named[a]": zero(), "./first": zero()}):
+        expected = X[0] * 9 + X[1]  # out, c and made of the first row, and the rest's first
+        torch.testing.assert_close(model(X), expected)
+
+
+def test_a_gradient_edit_at_a_variable_that_a_module_handed_on():
+    def forward(self, x):
+        y = x * 2
+        h = self.dropout(y)
+        return (h * 3 + y * 5).sum()
+
+    model = module_of(forward, dropout=nn.Dropout(0.5)).eval()
+    for address in ("grad(dropout)", "grad(./h)"):
+        x = X.clone().requires_grad_()
+        with edit(model, {address: scale(10.0)}):
+            model(x).backward()
+        assert torch.equal(x.grad, torch.full((3, 4), 70.0))
+
+
+def test_a_parents_forward_and_what_is_returned_at_once():
+    class Parent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            hh = self.fc(x)
+            return hh
+
+    class Heir(Parent):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    model = Heir()
+    with capture(model, "./hh") as seen:
+        model(X)
+    assert torch.equal(seen["./hh"], model.fc(X))
+
+    def function(x):
+        y = five(x)
+        return y
+
+    with capture(function, "y") as seen:
+        function(X).add_(1)
+        function(X)
+    assert [torch.equal(value, X * 5) for value in seen.calls("y")] == [True, True]
+
+
+def test_a_method_is_that_of_its_own_object():
+    class Thing:
+        def run(self, x):
+            y = x + 1
+            return y
+
+    mine, other = Thing(), Thing()
+    with capture(mine.run, "y") as seen:
+        other.run(X)
+        mine.run(X * 2)
+    assert torch.equal(seen["y"], X * 2 + 1)
+
+
+def test_debuggers_and_locals_keep_their_variables():
+    def asking(self, x):
+        here = locals()
+        y = five(x)
+        x = x * 2
+        return here["x"] + x + y
+
+    def traced(self, x):
+        y = five(x)
+        x = x * 2
+        z = x + y
+        return z
+
+    def looking(frame, event, argument):
+        if frame.f_code is traced.__code__ and "x" in frame.f_locals:
+            frame.f_locals["x"].sum()
+        return looking
+
+    for forward, tracer in ((asking, None), (traced, looking)):
+        model, before = module_of(forward), sys.gettrace()
+        truth = model(X)
+        with capture(model, "./x", "./y") as seen:
+            sys.settrace(tracer or before)
+            try:
+                assert torch.equal(model(X), truth)
+            finally:
+                sys.settrace(before)
+        assert torch.equal(seen["./x"], X * 2)
+        assert ("./y" in seen) == (forward is traced or sys.version_info >= (3, 13))
+
+
+def test_deep_stacks_long_functions_and_many_variables():
+    def deep(t, n):
+        return t * 2 if n == 0 else deep(t, n - 1)
+
+    def forward(self, x):
+        y = deep(x, 400)
+        return y
+
+    assert torch.equal(all_of(module_of(forward), X)["y"], X * 2)
+    lines = "".join(f"    v{k} = x + {k}\n" for k in range(600))
+    place = {}
+    exec(f"def long(x, c=True):\n{lines}    w = (x * 2 if c else x * 3)\n    return w", place)
+    found = all_of(place["long"], X, selector="*")
+    assert len(found) == 601 and torch.equal(found["w"], X * 2) and torch.equal(found["v599"], X + 599)
+
+
+def test_a_thread_beside_does_not_hide_the_last_variable():
+    def forward(self, x, beside=False):
+        y = x + 1
+        z = self.store["k"]
+        if beside:
+            thread = threading.Thread(target=self, args=(x,))
+            thread.start()
+            thread.join()
+        return z
+
+    model = module_of(forward, store={"k": torch.ones(4)})
+    with capture(model, "./z") as seen:
+        model(X, beside=True)
+    assert torch.equal(seen["./z"], torch.ones(4))
+
+
+def test_stop_waits_for_what_is_inside():
+    def forward(self, x):
+        a = self.fc(x)
+        y = a + 1
+        return y
+
+    model = module_of(forward, fc=nn.Linear(4, 4))
+    seen = capture.once(model, X, "fc", "./y")
+    assert torch.equal(seen["./y"], seen["fc"] + 1)
+    assert torch.equal(capture.once(five, X, "q"), X * 5)
+
+
+def test_numbers_from_the_end_mean_the_last_alone():
+    with capture(Loop(), "./x#-1") as seen:
+        seen._session.model()(X)
+    assert list(seen) == ["./x#2"] and len(seen) == 1 and list(seen.patch()) == ["./x#2"]
+    model = Loop()
+    with capture(model, "./x#-9") as seen:
+        model(X)
+    with pytest.raises(NotSeenError, match="not assigned 9 times"):
+        seen["./x#-9"]
+
+
+def test_patches_of_functions_and_overlapping_requests():
+    def function(x):
+        y = x + 1
+        y = y * 2
+        return y
+
+    with capture(function, "y", "y#1", "*") as seen:
+        clean = function(X)
+    assert list(seen) == ["y#0", "y#1"] and len(seen.report().rows) == 2
+    with edit(function, seen.patch("y#1")):
+        assert torch.equal(function(X * 7), clean)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda: None, "it was not called inside this session"),
+        (lambda: five(X), "no value of that name came while it ran; its variables are q"),
+    ],
+)
+def test_why_a_variable_of_a_function_did_not_come(run, words):
+    with capture(five, "nothing") as seen:
+        run()
+    with pytest.raises(NotSeenError, match=words):
+        seen["nothing"]
+
+
+def test_why_a_variable_did_not_come():
+    def forward(self, x, skip=True):
+        size = len(x)
+        if not skip:
+            y = x + size
+        return x * 1
+
+    model = module_of(forward)
+    with capture(model, "./y", "./size") as seen:
+        model(X)
+    assert all("that line did not run, or it holds something else" in row[2] for row in seen.report())
+    with capture(model, "./y") as seen:
+        thread = threading.Thread(target=model, args=(X,), kwargs={"skip": False})
+        thread.start()
+        thread.join()
+    assert "it ran in another thread" in str(seen.report())
+    with pytest.raises(AddressError, match=r"did you mean \./y"):
+        capture(model, "y")
+    with pytest.raises(AddressError, match="written module/name"):
+        capture(model, "a//y")
+    with pytest.raises(EditError, match="was never edited"):
+        with pytest.warns(TenterhookWarning):
+            sweep(model, X, [{"./nothing": zero()}])

@@ -192,6 +192,8 @@ def _why_unreadable(text: str, place: str) -> str:
         return f"the role ':{role[1]}' does not exist; a module has ':in' and ':out'"
     if "@" in place and not re.search(r"@(-?[0-9]+|-?[0-9]*:-?[0-9]*)$", place):
         return "a call is written last, as @0, @-1 or @2:5"
+    if "/" in place or "#" in place:
+        return "a value inside a forward is written module/name, module/helper/name or module/name#1"
     if not _parts_are_sound(place):
         return "it has an empty part; the model itself is '.', parts are joined by one dot"
     return "write path, path:in[0], path@0 or grad(path); put a backslash before <>:[]@/#()* inside a name"

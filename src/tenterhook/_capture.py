@@ -21,7 +21,7 @@ from tenterhook._inputs import call_with
 from tenterhook._keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
 from tenterhook._scope import Scope
 from tenterhook._session import Session
-from tenterhook._sites import Selector, Site, check_model, resolve_all
+from tenterhook._sites import Selector, Site, resolve_all
 from tenterhook._why import is_container
 
 _WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
@@ -97,7 +97,7 @@ class capture:
 
         `inputs` is the model's argument, a tuple of arguments, or a mapping of keyword arguments.
         """
-        check_model(model, "capture.once")
+        searchable(model, "capture.once")
         if "stop" in options:
             raise TypeError("capture.once always stops as soon as it can; use capture(...) for a whole forward")
         with capture(model, *selectors, stop=True, **options) as seen:
@@ -114,12 +114,15 @@ def _tap(number: int, site: Site, how: How) -> Values | Gradients:
 
 
 def _wait_for(taps: list[Any], sites: list[Site], scope: Scope) -> None:
-    """Have the forward end when all that can come has come."""
+    """Have the forward end when all that can come has come; inside a forward that is not known before its end."""
+    if any(site.kind == "inner" and not site.address.grad for site in sites):
+        return
     wait = Wait(scope)
     for i, site in enumerate(sites):
         call = site.address.call
         if site.address.grad:
-            raise ValueError(f"stop=True ends the forward, so no gradient can come; {site} was asked for")
+            what = "no gradient can come where the forward ends early (stop=True, capture.once)"
+            raise ValueError(f"{what}; {site} was asked for")
         if call is not None and (not isinstance(call, int) or call < 0):
             raise ValueError(f"stop=True needs to know when to stop; {site} does not say which call is the last")
         if _will_come(site):

@@ -30,7 +30,7 @@ class Captured:
 
     @property
     def _taps(self) -> list[Any]:
-        return self._session.asked_and_got()
+        return list({tap.site.address: tap for tap in reversed(self._session.asked_and_got())}.values())[::-1]
 
     def _at_place(self, address: Address) -> list[Any]:
         """The taps of the place that an address means; where it is inside a forward, there may be several."""
@@ -61,7 +61,7 @@ class Captured:
         """
         changes: dict[str, Change] = {}
         for asked in addresses or tuple(self):
-            found = [(parse(exact), value) for exact, value in self._find(asked)]
+            found = self._find(asked)
             calls = Counter(address._replace(call=None) for address, _ in found)
             for address, value in found:
                 if calls[address._replace(call=None)] == 1 and not (isinstance(asked, str) and "@" in asked):
@@ -88,7 +88,8 @@ class Captured:
 
     def __iter__(self) -> Iterator[str]:
         """The addresses at which something came, in the order in which it first did."""
-        return iter([str(self._session.taps[number].site) for number in self._log.order()])
+        known = {tap.number for tap in self._taps}
+        return iter([str(self._session.taps[number].site) for number in self._log.order() if number in known])
 
     def __len__(self) -> int:
         return sum(bool(tap.fired) for tap in self._taps)
@@ -106,9 +107,9 @@ class Captured:
     def _summary(self, tap: Any) -> str:
         return describe(_shown(tap.entries[-1].value)) if tap.entries else ""
 
-    def _find(self, selector: Selector) -> list[tuple[str, Any]]:
+    def _find(self, selector: Selector) -> list[tuple[Address, Any]]:
         """The values that a selector means, each with the address of that one value."""
-        found: list[tuple[str, Any]] = []
+        found: list[tuple[Address, Any]] = []
         silent: list[str] = []
         for address, taps in self._meant(selector):
             found += self._values_at(address, taps, silent)
@@ -159,9 +160,9 @@ class Captured:
                 same.append(tap)
         return _inner(same, site.address.inner) if kind == "inner" else same
 
-    def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[str, Any]]:
+    def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[Address, Any]]:
         """The values of some taps that an address means; `silent` gets a line for each tap that has none."""
-        found: dict[tuple[int, int, int], tuple[str, Any]] = {}
+        found: dict[tuple[int, int, int], tuple[Address, Any]] = {}
         ranks = {inner: i for i, inner in enumerate(dict.fromkeys(tap.site.address.inner for tap in taps))}
         for tap in taps:
             kept: Path = tap.site.address.leaf
@@ -189,7 +190,7 @@ class Captured:
                     continue
                 _check_versions(entry, exact)
                 key = (entry.call, ranks[exact.inner], turns[entry.call])
-                found.setdefault(key, (str(exact), _shown(value)))
+                found.setdefault(key, (exact, _shown(value)))
         return [found[key] for key in sorted(found)]
 
     def _why_none(self, address: Address, tap: Any) -> str:
@@ -212,6 +213,8 @@ def _place(address: Address) -> tuple[str, str, bool]:
 
 def _inner(taps: list[Any], asked: str) -> list[Any]:
     """Of some taps in one module, those that an address inside its forward means."""
+    if unanswered := [tap for tap in taps if tap.twins is not None and tap.site.address.inner == asked]:
+        return unanswered
     name, number = split_number(asked)
     of_name = [
         tap for tap in taps if tap.site.kind == "inner" and matches(name, split_number(tap.site.address.inner)[0])
@@ -246,7 +249,7 @@ def _check_versions(entry: Entry, address: Address) -> None:
             raise OverwrittenError(f"{address} {what}; capture it with copy=True")
 
 
-def _ambiguous(asked: str, found: list[tuple[str, Any]]) -> str:
+def _ambiguous(asked: str, found: list[tuple[Address, Any]]) -> str:
     lines = [f"  {address}  {describe(value)}" for address, value in found[:12]]
     more = [f"  … {len(found) - 12} more"] if len(found) > 12 else []
     head = f"{asked} means {len(found)} values:"

@@ -150,7 +150,7 @@ def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -
     if plain_kind is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
         return plain_kind(site, change, scope)
     if not known_when_made(site.address):
-        raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
+        raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:
         raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
     return Edit(site, change, scope)

@@ -9,15 +9,18 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from tenterhook._names import COMPREHENSIONS
+from tenterhook._replay import Again, checkpoint_of
 
 _OURS = str(Path(__file__).parent / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
@@ -30,6 +33,7 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
+_LOOKERS = {"locals", "vars", "dir", "eval", "exec"}
 _keys = itertools.count()
 
 
@@ -43,6 +47,7 @@ class Where:
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
         self.bound: dict[str, Any] = {}  # by variable: what it was bound to when last seen, referred to weakly
+        self.coming: dict[str, list[Any]] = {}  # by variable: what was made for it since
 
     def within(self, part: str) -> "Where":
         """The same in a helper function."""
@@ -70,6 +75,7 @@ class Frames:
         self._modules = {id(module) for module in modules}
         self._functions: dict[types.CodeType, Any] = {}
         self._traced: dict[Any, Where] = {}  # those that a debugger has marked
+        self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
@@ -82,43 +88,74 @@ class Frames:
 
     def where(self, frame: Any) -> Where:
         """Where a frame is; NOWHERE if in no forward of the model's."""
-        mark = frame.f_trace
-        if type(mark) is _Mark and (known := mark.of.get(self._key)) is not None:
-            return known
-        if frame in self._traced:
-            return self._traced[frame]
-        where = self._look_up(frame)
-        if where is not NOWHERE:
-            if mark is None:
-                mark = frame.f_trace = _Mark()
-            if type(mark) is _Mark:
-                mark.of[self._key] = where
+        waiting = []  # for what the frames above them say
+        above = self._known(frame)
+        while above is None:
+            above = self._by_itself(frame)
+            if above is None:
+                waiting.append(frame)
+                frame = _above(frame)
+                above = self._known(frame)
             else:
-                self._traced[frame] = where
-        return where
+                self._mark(frame, above)
+        for frame in reversed(waiting):
+            above = self._below(frame, above)
+            self._mark(frame, above)
+        return above
 
-    def _look_up(self, frame: Any) -> Where:
-        code, back = frame.f_code, frame.f_back
-        if code in self._functions:
-            return Where(self._functions[code])
-        if code is _handler:
-            back = back.f_back  # the function that stands for the operation
-        if back is None or (code.co_filename.startswith(_OURS) and code.co_name != "__torch_function__"):
+    def _known(self, frame: Any) -> Where | None:
+        mark = frame.f_trace
+        return mark.of.get(self._key) if type(mark) is _Mark else self._traced.get(frame)
+
+    def _mark(self, frame: Any, where: Where) -> None:
+        if where is NOWHERE:
+            return
+        mark = frame.f_trace
+        if mark is None:
+            mark = frame.f_trace = _Mark()
+        if type(mark) is _Mark:
+            mark.of[self._key] = where
+            return
+        for other in [other for other in self._traced if not is_running(other)]:
+            del self._traced[other]
+        self._traced[frame] = where
+
+    def _by_itself(self, frame: Any) -> Where | None:
+        """Where a frame is, if that can be said without the frames above it."""
+        code, back = frame.f_code, _above(frame)
+        function = self._functions.get(code)
+        if function is not None and function.is_run_by(frame):
+            return Where(function)
+        if back is None or (code.co_filename.startswith(_OURS) and not _is_transparent(code)):
             return NOWHERE
-        owner = _self_of(frame)
+        one = checkpoint_of(frame)
+        if one is not None and one[1] and (origin := self._origins.get(one[0])) is not None:
+            return Where(origin.owner, origin.prefix, dict(origin.counts))
+        if code.co_filename == CALLS:
+            owner = _locals(frame).get("self")
+        elif back.f_code.co_filename == CALLS:
+            owner = _locals(back).get("self")
+            owner = owner if _is_forward(code, owner) else None
+        else:
+            return None
+        return Where(owner) if id(owner) in self._modules else None
+
+    def _below(self, frame: Any, above: Where) -> Where:
+        """Where a frame is, from where the one above it is."""
+        code, owner = frame.f_code, _self_of(frame)
         is_known = owner is not None and id(owner) in self._modules
         if code.co_filename == CALLS:
-            return Where(owner) if is_known else self.where(back)
-        if is_known and code.co_name == "forward":
-            if back.f_code.co_filename == CALLS:
-                return Where(owner)
-            above = self.where(back)  # called by its name: by a wrapper, by a subclass, by another module
+            return above
+        if is_known and _is_forward(code, owner):  # called by its name: by a wrapper, a subclass, another module
             return Where(owner, "", above.counts if above.owner is owner else None)
-        above = self.where(back)
         if is_known and above.owner is not owner:
             above = Where(owner)  # another method of the module, called from outside
         part = _part(code, owner)
-        return above.within(part) if part and above is not NOWHERE else above
+        where = above.within(part) if part and above is not NOWHERE else above
+        one = checkpoint_of(frame)
+        if one is not None and where is not NOWHERE:  # its recomputation will happen in no forward
+            self._origins[one[0]] = Where(where.owner, where.prefix, dict(where.counts))
+        return where
 
 
 def asker(frame: Any) -> Any:
@@ -133,11 +170,10 @@ def asker(frame: Any) -> Any:
             return frame
 
 
-def caller(frame: Any) -> Any:
-    """The frame that called a module, from a frame inside that call."""
-    while frame.f_code.co_filename == CALLS or frame.f_code.co_name == "__call__":
-        frame = frame.f_back
-    return frame
+def _above(frame: Any) -> Any:
+    """The frame that called another, as far as names go."""
+    back = frame.f_back
+    return back.f_back if frame.f_code is _handler else back  # past the function that stands for the operation
 
 
 def is_running(frame: Any) -> bool:
@@ -146,6 +182,11 @@ def is_running(frame: Any) -> bool:
     while other is not None and other is not frame:
         other = other.f_back
     return other is not None
+
+
+def _is_transparent(code: types.CodeType) -> bool:
+    """Whether code of ours runs the model's: an operation, or a checkpoint's function."""
+    return code.co_name == "__torch_function__" or code is Again.__call__.__code__
 
 
 @lru_cache(maxsize=4096)
@@ -160,23 +201,65 @@ def is_plumbing(file: str, name: str) -> bool:
 
 
 def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """The tensors, and tuples and lists of such, that some local variables hold now."""
-    values = frame.f_locals
+    """The tensors, and structures of such, that some local variables hold now."""
+    values = _locals(frame)
     found = [(name, values[name]) for name in names if name in values and holds_tensors(values[name])]
     _let_go(frame, values)
     return found
 
 
+def holder(frame: Any, value: Tensor, likely: list[str]) -> str | None:
+    """What holds a tensor that was written into: one of the likely places, else a variable of the function."""
+    values = _locals(frame)
+    names = [*likely, *(name for name, other in values.items() if other is value)]
+    found = next((name for name in names if _look_in(values, frame.f_globals, name) is value), None)
+    _let_go(frame, values)
+    return found
+
+
+def _look_in(values: Any, others: Any, path: str) -> Any:
+    first, *attributes = path.split(".")
+    thing = values.get(first, others.get(first))
+    for name in attributes:
+        thing = getattr(thing, name, None)
+    return thing
+
+
 def holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or a tuple or list with one."""
-    return isinstance(value, Tensor) or (
-        isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value)
-    )
+    """Whether a value is a tensor, or a tuple, list, mapping or dataclass with one."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(isinstance(part, Tensor) for part in value.values())
+    if isinstance(value, tuple | list):
+        return any(isinstance(part, Tensor) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return False
+    return any(isinstance(getattr(value, field.name, None), Tensor) for field in fields(value))
+
+
+def _locals(frame: Any) -> Any:
+    """The variables of a frame; none where its code asks for them too: in older Pythons it would get the same dict."""
+    return {} if _is_copy and not _LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
 
 
 def _let_go(frame: Any, values: Any) -> None:
-    if _is_copy and frame.f_code.co_flags & 1:  # of a function; it would keep the variables alive
+    """Empty a copy of a function's variables, which would keep them alive; a debugger may look at it."""
+    if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None:
         values.clear()
+
+
+def runs_module(frame: Any) -> bool:
+    """Whether a frame runs a method of a module."""
+    return isinstance(first_argument(frame), nn.Module)
+
+
+def first_argument(frame: Any) -> Any:
+    """What a function was given first."""
+    values = _locals(frame)
+    first = values.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+    _let_go(frame, values)
+    return first
 
 
 def _self_of(frame: Any) -> Any:
@@ -184,10 +267,16 @@ def _self_of(frame: Any) -> Any:
     code = frame.f_code
     if not code.co_argcount or not (code.co_varnames[0] == "self" or code.co_name == "forward"):
         return None
-    values = frame.f_locals
-    first = values.get(code.co_varnames[0])
-    _let_go(frame, values)
+    first = first_argument(frame)
     return first if isinstance(first, nn.Module) else None
+
+
+def _is_forward(code: types.CodeType, owner: Any) -> bool:
+    """Whether code is a module's forward, whatever its name."""
+    if code.co_name == "forward":
+        return True
+    own = getattr(owner, "forward", None)
+    return getattr(getattr(own, "__func__", own), "__code__", None) is code
 
 
 def _part(code: types.CodeType, owner: Any) -> str:

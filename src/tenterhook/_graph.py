@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 
 from tenterhook._address import Address, parse
 from tenterhook._errors import AddressError, close_matches
+from tenterhook._frames import first_argument
 from tenterhook._sites import Site, check_inner, check_model
 
 
@@ -83,6 +84,13 @@ class Code:
     def __init__(self, function: Any, codes: list[CodeType]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.codes = codes
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._self = getattr(function, "__self__", None)  # of a method
+
+    def is_run_by(self, frame: Any) -> bool:
+        """Whether a frame with its code runs this very function."""
+        return self._self is None or first_argument(frame) is self._self
 
     def modules(self) -> Iterator[Any]:
         """As a graph, it has none."""
@@ -98,8 +106,9 @@ class Code:
         place = text[5:-1] if is_grad else text
         try:
             address = parse(f"./{place}")
-        except AddressError as error:
-            raise AddressError(str(error).replace(f"./{place}", text)) from None
+        except AddressError:
+            what = "in a function a value is written name, helper/name, name#1 or grad(name)"
+            raise AddressError(f"cannot read the address {text!r}: {what}") from None
         check_inner(text, address)
         return [Site(address._replace(path="", grad=is_grad), self, "inner", "*" in address.inner)]
 

@@ -12,6 +12,7 @@ for that value; so the names need not be known beforehand.
 import copy
 import inspect
 import sys
+import threading
 import types
 import weakref
 from bisect import bisect_left
@@ -23,10 +24,22 @@ from torch import Tensor, nn
 
 from tenterhook._address import matches, split_number
 from tenterhook._errors import EditError, close_matches
-from tenterhook._frames import NOWHERE, Frames, Where, asker, caller, holds_tensors, is_plumbing, is_running, variables
+from tenterhook._frames import (
+    CALLS,
+    NOWHERE,
+    Frames,
+    Where,
+    asker,
+    holder,
+    holds_tensors,
+    is_plumbing,
+    is_running,
+    runs_module,
+    variables,
+)
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
-from tenterhook._names import COMPREHENSIONS, Spot, Spots, spots
+from tenterhook._names import COMPREHENSIONS, Spot, Spots, Taker, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
@@ -67,12 +80,13 @@ class Pattern:
 class _Here:
     """What a session knows of one function that ran."""
 
-    __slots__ = ("changing", "code", "names", "skip", "spots", "watch")
+    __slots__ = ("changing", "code", "names", "ran", "skip", "spots", "watch")
 
     def __init__(self, code: types.CodeType, spots: Spots | None) -> None:
         self.code = code  # kept alive, so that its id stays its own
         self.spots = spots  # None if it is not the model's
         self.names: set[str] | None = set()  # those that are wanted; None if it may be any
+        self.ran = False  # whether an operation was seen in it
         self.skip: set[int] = set()  # the places that nobody wants
         self.watch: tuple[str, ...] = ()  # the variables to look after
         self.changing: list[int] = []  # where these may get other values, in order
@@ -100,7 +114,9 @@ class Inside(Mode):
         self._skip: set[int] = set()  # what to skip in it
         self._watches = False
         self._called: set[int] = set()  # the modules that were called at all
-        self._running: list[tuple[Any, _Here]] = []  # the forwards whose variables are looked after
+        self._thread = threading.get_ident()
+        self._elsewhere = False  # whether one was called in another thread
+        self._running: dict[int, list[tuple[Any, _Here]]] = {}  # by thread: the functions that are looked after
         self._taps: dict[tuple[int, str, int], list[Tap]] = {}
 
     def want(self, tap: Tap) -> None:
@@ -109,7 +125,9 @@ class Inside(Mode):
         pattern = Pattern(tap)
         self._wanted.setdefault(id(owner), []).append(pattern)
         self._opened.update(filter(is_functional, pattern.helpers))
-        self._probabilities = self._probabilities or pattern.last == _PROBABILITIES
+        if pattern.last == _PROBABILITIES:
+            self._probabilities = True
+            self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
         self._any_name = self._any_name or "*" in pattern.last or bool(self._opened) or self._probabilities
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
@@ -133,15 +151,13 @@ class Inside(Mode):
 
     def for_this_thread(self) -> "Inside":
         """The same for another thread: what it keeps of the last operation is its own."""
-        return copy.copy(self)
+        twin = copy.copy(self)
+        twin._thread = threading.get_ident()
+        return twin
 
     def is_on(self) -> bool:
         stack = torch.overrides._get_current_function_mode_stack()
         return any(isinstance(mode, Inside) and mode._frames is self._frames for mode in stack)
-
-    def switch_off(self) -> None:
-        self._running.clear()
-        super().switch_off()
 
     # What an operation made.
 
@@ -152,23 +168,27 @@ class Inside(Mode):
         if frame.f_code is self._code and frame.f_lasti in self._skip:  # nobody wants it: at the least cost
             return func(*args, **kwargs) if kwargs else func(*args)
         here = self._known(frame.f_code)
+        iterates = False
         if here.spots is None:
+            iterates = frame.f_code.co_name == "__iter__"
             frame = asker(frame)
             here = self._known(frame.f_code)
         if here.spots is None:  # torch's own doings, or ours
             return func(*args, **kwargs) if kwargs else func(*args)
-        self._code, self._skip = here.code, here.skip
+        self._code, self._skip, here.ran = here.code, here.skip, True
         spot = self._spot(here, frame.f_lasti)
         if self._watches:
             self._notice(frame, here, writes(func))
-        if spot is None or (spot.nameless and here.names is not None and operation(func) not in here.names):
+        is_nameless = spot is None or (spot.taker is None and not spot.is_statement)
+        if spot is None or (is_nameless and here.names is not None and operation(func) not in here.names):
             return func(*args, **kwargs) if kwargs else func(*args)
         if self._opened and operation(func) in self._opened and is_functional(func.__name__):
             with self:
                 out = opened(func)(*args, **(kwargs or {}))
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
-        return self._came(frame, spot, func, args, kwargs or {}, out)
+        taker = None if iterates and not spot.unpacks else spot.taker
+        return self._came(frame, spot, taker, func, args, kwargs or {}, out)
 
     def _known(self, code: types.CodeType) -> _Here:
         here = self._here.get(id(code))
@@ -184,13 +204,15 @@ class Inside(Mode):
         """What is at a place, if somebody may want it."""
         assert here.spots is not None
         spot = here.spots[place]
-        if here.names is None or (here.names and (spot.nameless or not here.names.isdisjoint(spot.variables))):
+        if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
         if not self._watches:
             here.skip.add(place)
         return None
 
-    def _came(self, frame: Any, spot: Spot, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    def _came(
+        self, frame: Any, spot: Spot, taker: Taker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
         """A result: hand it to whoever wants it. Returns what the model goes on with."""
         name = operation(func)
         value = args[0] if out is None and name == "setitem" else out
@@ -203,40 +225,30 @@ class Inside(Mode):
             inside = where.within("scaled_dot_product_attention")
             self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
         was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
-        if spot.names is not None and (not spot.unpacked or isinstance(value, tuple | list)):
-            return self._bind(where, spot, value, was_given)
-        if spot.written is not None and was_given:
-            self._reach(where, spot.written, value, spot, in_place=True)
+        if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
+            return self._bind(where, spot, taker, value, was_given)
+        if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
+            self._reach(where, written, value, spot, in_place=True)
             return out
         new = self._reach(where, name, value, spot, older=was_given)
         return out if new is None else new
 
-    def _bind(self, where: Where, spot: Spot, value: Any, older: bool) -> Any:
+    def _bind(self, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
         """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""
-        here = self._known(spot.code)
-        if here.watch and here.spots is not None and spot.offset not in here.spots.direct:
-            here.spots.direct.add(spot.offset)
-            self._set_watch(here)
-        assert spot.names is not None
-        if not spot.unpacked:
-            new = self._reach_variable(where, here, spot.names[0], value, spot, older)
-            return value if new is None else new
-        if len(value) != len(spot.names):  # a, *b = ...
+        if isinstance(taker, str):
+            names = self._known(spot.code).names
+            if (names is not None and taker not in names) or not holds_tensors(value):
+                return value
+            new = self._reach(where, taker, value, spot, older=older)
+            value = value if new is None else new
+            where.coming.setdefault(taker, []).append(_reference(value))
             return value
-        parts = list(value)
-        for i, (name, part) in enumerate(zip(spot.names, value, strict=True)):
-            new = self._reach_variable(where, here, name, part, spot, older) if holds_tensors(part) else None
-            parts[i] = part if new is None else new
-        if all(a is b for a, b in zip(parts, value, strict=True)):
+        parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
+        if taker is None or parts is None:
             return value
-        return parts if isinstance(value, list) else tuple(parts)
-
-    def _reach_variable(self, where: Where, here: _Here, name: str | None, value: Any, spot: Spot, older: bool) -> Any:
-        if name is None or (here.names is not None and name not in here.names):
-            return None
-        new = self._reach(where, name, value, spot, older=older)
-        where.bound[name] = _reference(value if new is None else new)
-        return new
+        new_parts = [self._bind(where, spot, part, x, older) for part, x in zip(taker, parts, strict=True)]
+        is_same = all(a is b for a, b in zip(new_parts, parts, strict=True))
+        return value if is_same else taker.together(value, new_parts)
 
     def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
@@ -269,37 +281,50 @@ class Inside(Mode):
 
     def bound(self, output: Any) -> Any:
         """A module's output, which a variable may take. Returns what the model goes on with, or None."""
-        if self._running:
-            self._look_back()
-        frame = caller(_frame(2))
+        if self._is_elsewhere():
+            return None
+        self._look_back(_frame(2))
+        frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         if here.spots is None or frame.f_lasti in here.skip or not holds_tensors(output):
             return None
         spot = self._spot(here, frame.f_lasti)
-        if spot is None or spot.names is None or (spot.unpacked and isinstance(output, Tensor)):
+        if spot is None or spot.taker is None:
             return None
         where = self._frames.where(frame)
         if id(where.owner) not in self._wanted:
             return None
-        new = self._bind(where, spot, output, older=False)
+        new = self._bind(where, spot, spot.taker, output, older=True)  # the module may have only handed it on
         return None if new is output else new
 
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
+        if self._is_elsewhere():
+            self._elsewhere = True
+            return
         self._called.add(id(module))
-        while self._running and not is_running(self._running[-1][0]):  # it ended in an exception
-            self._running.pop()
-        frame = caller(_frame(2))
+        frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         if self._watches and here.spots is not None:
             self._notice(frame, here, False)
 
-    def _look_back(self) -> None:
-        """A forward has ended: see which variables got values after its last operation."""
-        frame, here = self._running[-1]
-        if not is_running(frame):
-            self._running.pop()
-            self._look_at_variables(frame, here)
+    def _is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread and not self.is_on()
+
+    def finish(self) -> None:
+        """Before the session ends: see to the functions that have."""
+        self._look_back(_frame(1))
+        self._running.clear()
+
+    def _look_back(self, frame: Any) -> None:
+        """See which variables of functions that have ended got values after their last operation."""
+        running = self._running.get(threading.get_ident())
+        while running:
+            ended, here = running[-1]
+            if ended is frame or ended is frame.f_back or is_running(ended):
+                return
+            running.pop()
+            self._look_at_variables(ended, here)
 
     def _set_watch(self, here: _Here) -> None:
         """Find the variables of a function that are not known to get their values from operations alone."""
@@ -307,9 +332,7 @@ class Inside(Mode):
         if known is None:
             return
         here.watch = tuple(
-            name
-            for name, givers in known.givers.items()
-            if (name in names if names is not None else -1 not in givers) and not givers <= known.direct
+            name for name, givers in known.givers.items() if (name in names if names is not None else -1 not in givers)
         )
         here.changing = known.stores(here.watch)
         if here.watch and not self._watches:
@@ -319,6 +342,7 @@ class Inside(Mode):
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
+        self._look_back(frame)
         if writing or self._frames.is_new(frame):  # it may write into what the functions around it hold
             around = frame.f_back
             while around is not None:
@@ -341,8 +365,7 @@ class Inside(Mode):
         values = variables(frame, here.watch)
         if not where.is_followed:
             where.is_followed = True
-            if not where.prefix and isinstance(where.owner, nn.Module):
-                self._running.append((frame, here))
+            self._running.setdefault(threading.get_ident(), []).append((frame, here))
             now = dict(values)  # as far as can be told, they still are the arguments
             for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
                 where.bound[name] = _reference(now.get(name))
@@ -351,22 +374,35 @@ class Inside(Mode):
             if before is not None and before() is value:
                 continue
             where.bound[name] = _reference(value)
+            coming = where.coming.get(name, [])
+            told = next((i for i, reference in enumerate(coming) if _is_same(reference(), value)), None)
+            if told is not None:  # it was seen when it was made
+                del coming[: told + 1]
+                continue
             self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""
         owner = site.module
         name, number = split_number(site.address.inner)
-        if (id(owner), name, 0) in self._taps and number is not None:
-            return f"it was not assigned {number + 1} times within one call"
+        if any(key[:2] == (id(owner), name) for key in self._taps) and number is not None:
+            return f"it was not assigned {number + 1 if number >= 0 else -number} times within one call"
         *helpers, last = name.split("/")[1:]
-        if isinstance(owner, nn.Module) and id(owner) not in self._called:
-            return ""
-        ran = [here.code for here in self._here.values()]
-        codes = [code for code in ran if code.co_name == helpers[-1]] if helpers else codes_of(owner)
-        if not codes:
-            return f"no function {helpers[-1] if helpers else 'of its own'} ran in it; see sites(model, *inputs)"
+        codes = codes_of(owner)
+        if (
+            not any(self._here[id(code)].ran for code in codes if id(code) in self._here)
+            and id(owner) not in self._called
+        ):
+            if self._elsewhere:
+                return "it ran in another thread, and a function mode sees only the one that entered the block"
+            return "" if isinstance(owner, nn.Module) else "it was not called inside this session"
+        if helpers and "*" not in helpers[-1]:
+            codes = [here.code for here in self._here.values() if here.code.co_name == helpers[-1]]
+            if not codes:
+                return f"no function {helpers[-1]} ran in it; see sites(model, *inputs)"
         names = sorted({name for code in codes for name in spots(code).variables})
+        if last in names:
+            return "no tensor came to it: that line did not run, or it holds something else"
         near = close_matches(last, names)
         hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
         return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
@@ -414,6 +450,22 @@ def _refuse(tap: Tap, spot: Spot, beside: bool) -> None:
         if not tap.changes:
             return
         raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
+
+
+def _is_same(told: Any, value: Any) -> bool:
+    """Whether a variable holds what was made for it; a starred one gets a list of Python's own."""
+    if told is value or not isinstance(told, list) or not isinstance(value, list):
+        return told is value
+    return len(told) == len(value) and all(a is b for a, b in zip(told, value, strict=True))
+
+
+def _caller(frame: Any) -> Any:
+    """The frame that called a module, from a frame inside that call; not a `__call__` that only hands it on."""
+    while frame.f_code.co_filename == CALLS or (
+        frame.f_code.co_name == "__call__" and spots(frame.f_code)[frame.f_lasti].is_returned and runs_module(frame)
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _is_among(value: Any, others: Iterable[Any]) -> bool:

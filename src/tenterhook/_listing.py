@@ -51,7 +51,7 @@ class Sites:
         if isinstance(self.model, Graph):
             return Table(("node", "made by"), [(str(site), site.class_name) for site in self.rows])
         if any(site.seen for site in self.rows):
-            rows = [(str(site), site.seen, _where(site), _code(site)) for site in self.rows]
+            rows = [(str(site), _short(site.seen), _where(site), _short(_code(site), 100)) for site in self.rows]
             return Table(("address", "value", "source", "line"), rows)
         rows = [(str(site), site.class_name, _count(site), self._shapes(site)) for site in self.rows]
         return Table(("address", "class", "parameters", "shapes"), rows, right=("parameters",))
@@ -136,6 +136,10 @@ def _as_before(place: Any) -> Iterator[None]:
 def _where(site: Site) -> str:
     file, _, line = site.source.rpartition(":")
     return f"{Path(file).name}:{line}" if file else ""
+
+
+def _short(text: str, most: int = 48) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _code(site: Site) -> str:

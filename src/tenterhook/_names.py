@@ -1,6 +1,6 @@
 """What a value is about to be called: from the bytecode after a call to the variable that takes the result.
 
-    spot(frame.f_code, frame.f_lasti).names     ("y",) in `y = x + 2`, ("a", "b") in `a, b = x.chunk(2)`
+    spots(frame.f_code)[frame.f_lasti].taker     "y" in `y = x + 2`, ("a", "b") in `a, b = x.chunk(2)`
 
 Nothing but the bytecode is read, so that it works without source, and the names do not depend on formatting or line
 numbers. A value may wait on the stack before it is stored, as the first one in `q, k = self.q(x), self.k(x)`; what the
@@ -10,23 +10,51 @@ instructions in between put there and take away tells when its turn comes.
 import dis
 import linecache
 import types
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Union
 
 _VARIABLES = ("FAST", "NAME", "GLOBAL", "DEREF")
 _STORES = {f"STORE_{kind}" for kind in _VARIABLES}
 _LOADS = {f"LOAD_{kind}" for kind in _VARIABLES} | {"LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
-_FROM_NOTHING = _LOADS | {"LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE"}
-_GIVE_NOTHING = ("STORE_", "POP_", "RETURN_", "JUMP_", "DELETE_", "NOP", "KW_NAMES", "RAISE_", "LIST_APPEND", "RESUME")
+_WRITES = ("STORE_SUBSCR", "STORE_SLICE")
+_FROM_NOTHING = _LOADS | {"LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE", "COPY"}
+_GIVE_NOTHING: tuple[str, ...] = ("STORE_", "POP_", "RETURN_", "JUMP_", "DELETE_", "END_", "RAISE_", "RERAISE")
+_GIVE_NOTHING += ("LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_", "PRECALL")
 _NO_STEPS = {"CACHE", "NOP", "EXTENDED_ARG", "RESUME", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL", "KW_NAMES"}
+_NOT_ARITHMETIC = ("BINARY_OP", "UNARY_", "COMPARE_", "SWAP", "UNPACK_")
+# The steps whose own result an operation's may be. In others, such as LIST_EXTEND, Python calls it for itself.
+_OPERATIONS = ("BINARY_", "UNARY_", "COMPARE_", "CALL", "LOAD_ATTR", "UNPACK_")
 # What these return is not what the operations return that they call.
 _CALL_OTHERS = {"map", "filter", "list", "tuple", "set", "dict", "sum", "max", "min", "sorted", "any", "all", "next"}
-_CALL_OTHERS |= {"reduce", "functools", "itertools"}
-
-
+_CALL_OTHERS |= {"reduce", "functools", "itertools", "math", "deque"}
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+class Parts(tuple["Taker", ...]):
+    """The variables that a value is unpacked into; `rest` is the one with a star."""
+
+    rest: int | None = None
+
+    def of(self, value: Any) -> list[Any] | None:
+        """The parts of a value that they take; None where that would fail."""
+        if self.rest is None:
+            return list(value) if len(value) == len(self) else None
+        end = len(value) - (len(self) - self.rest - 1)
+        if end < self.rest:
+            return None
+        return [*value[: self.rest], list(value[self.rest : end]), *value[end:]]
+
+    def together(self, value: Any, parts: list[Any]) -> Any:
+        """A value like another, made of other parts."""
+        if self.rest is not None:
+            parts = [*parts[: self.rest], *parts[self.rest], *parts[self.rest + 1 :]]
+        return parts if isinstance(value, list) else tuple(parts)
+
+
+Taker = Union[str, Parts, None]  # noqa: UP007  # it refers to itself
 
 
 class Step(NamedTuple):
@@ -34,13 +62,144 @@ class Step(NamedTuple):
 
     offset: int
     op: str
-    argument: object
+    argument: Any
     takes: int
     gives: int
+    jump: int | None = None  # how many more values are there where it jumps to
 
 
-def steps(code: types.CodeType) -> Iterator[Step]:
+class Steps(list[Step]):
     """The instructions of a function, with the fused ones of newer Pythons (STORE_FAST_LOAD_FAST) taken apart."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        super().__init__(_read(code))
+        self._offsets = [step.offset for step in self]
+
+    def running(self, lasti: int) -> int:
+        """The step that is at a place in the code; -1 if none is."""
+        return bisect_right(self._offsets, lasti) - 1
+
+    def target(self, offset: int) -> int:
+        """The step that a jump leads to."""
+        return bisect_left(self._offsets, offset)
+
+    @cached_property
+    def operands(self) -> list[tuple[int | None, ...]]:
+        """For each step: the steps that made the values which it takes, as far as that can be told."""
+        found: list[tuple[int | None, ...]] = []
+        stack: list[int | None] | None = []
+        waiting: dict[int, list[int | None]] = {}  # by step: what is on the stack where a jump leads to it
+        for i, step in enumerate(self):
+            stack = waiting.pop(i, stack) if stack is None else stack
+            if stack is None:  # code that only an exception leads to
+                found.append((None,) * step.takes)
+                continue
+            if step.jump is not None:
+                there = [*stack, *[i] * step.jump] if step.jump >= 0 else stack[: step.jump]
+                waiting.setdefault(self.target(step.argument), there)
+            taken = stack[len(stack) - step.takes :] if step.takes else []
+            found.append((*[None] * (step.takes - len(taken)), *taken))
+            if step.op == "SWAP" and len(stack) >= step.argument:
+                stack[-1], stack[-step.argument] = stack[-step.argument], stack[-1]
+            elif step.op == "COPY":
+                stack.append(stack[-step.argument] if len(stack) >= step.argument else None)
+            else:
+                del stack[len(stack) - len(taken) :]
+                stack += [i] * step.gives
+            if step.op.startswith(("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")):
+                stack = None
+        return found
+
+    def path(self, i: int | None) -> str | None:
+        """What a step loads, as it is written: `a`, `self.buffer`."""
+        if i is None:
+            return None
+        if self[i].op in _LOADS:
+            return str(self[i].argument)
+        if self[i].op in _ATTRIBUTES:
+            inner = self.path(self.operands[i][0])
+            return None if inner is None else f"{inner}.{self[i].argument}"
+        return None
+
+    def callee(self, i: int) -> int | None:
+        """The step that loads what a call calls."""
+        return next((k for k in self.operands[i] if k is None or self[k].op != "PUSH_NULL"), None)
+
+    def calls_others(self, i: int) -> bool:
+        """Whether a call calls something that calls operations for itself, as `sum` does."""
+        if not self[i].op.startswith("CALL"):
+            return False
+        name = self.path(self.callee(i))
+        if name is not None and name.split(".")[0] in _CALL_OTHERS:
+            return True
+        if self[i].op != "CALL_FUNCTION_EX":
+            return False
+        return any(k is not None and self[k].op == "CALL" and self.calls_others(k) for k in self.operands[i])
+
+    def written(self, i: int) -> list[str]:
+        """In `a.add_(1)`, `F.relu(a, inplace=True)` and `a[0] = 1`: what may be written into, as it is written."""
+        if self[i].op in _WRITES:
+            places = [self.path(self.operands[i][1])]
+        else:
+            callee = self.callee(i)
+            is_method = callee is not None and self[callee].op in _ATTRIBUTES
+            places = [self.path(self.operands[callee][0])] if is_method and callee is not None else []
+            places += [self.path(k) for k in self.operands[i][2:3]]
+        return [place for place in places if place is not None]
+
+    def taker(self, i: int, depth: int) -> Taker:
+        """The variable that takes the value which lies `depth` below the top of the stack before the i-th step."""
+        for _ in range(200):
+            if i >= len(self):
+                return None
+            step = self[i]
+            if step.op == "SWAP":
+                depth = step.argument - 1 if depth == 0 else 0 if depth == step.argument - 1 else depth
+            elif step.op == "COPY":
+                if step.argument == depth + 1:  # a = b = value, and (a := value): the first name counts
+                    return self.taker(i + 1, 0)
+                depth += 1
+            elif step.op == "FOR_ITER":  # to where the loop ends, and the iterator below is gone
+                if depth == 0:
+                    return None
+                i = self.target(step.argument)
+                i += i < len(self) and self[i].op == "END_FOR"
+                depth -= not (i < len(self) and self[i].op == "POP_TOP")  # newer Pythons take it off apart
+                continue
+            elif step.op.startswith("JUMP_IF"):  # `or` and `and`, in older Pythons: it may not be taken at all
+                return None
+            elif step.op.startswith("JUMP_"):
+                i = self.target(step.argument)
+                continue
+            elif step.takes > depth:
+                return self._taken_by(i, depth)
+            else:
+                depth += step.gives - step.takes
+            i += 1
+        return None
+
+    def _taken_by(self, i: int, depth: int) -> Taker:
+        step = self[i]
+        if step.op in _STORES:
+            return str(step.argument)
+        if step.op == "STORE_ATTR" and depth == 1 and self[i - 1].op in _LOADS:
+            return f"{self[i - 1].argument}.{step.argument}"
+        if step.op.startswith("UNPACK_"):
+            return self.unpacked(i)
+        if step.op in ("BUILD_TUPLE", "BUILD_LIST"):
+            whole = self.taker(i + 1, 0)
+            return whole[step.takes - 1 - depth] if isinstance(whole, Parts) and len(whole) == step.takes else None
+        return None
+
+    def unpacked(self, i: int) -> Parts:
+        """The variables that the i-th step unpacks a value into."""
+        parts = Parts(self.taker(i + 1, k) for k in range(self[i].gives))
+        if self[i].op == "UNPACK_EX":
+            parts.rest = self[i].argument & 0xFF  # how many come before the one with a star
+        return parts
+
+
+def _read(code: types.CodeType) -> Iterator[Step]:
     waiting: tuple[int, int] | None = None
     for instruction in dis.get_instructions(code):
         op, argument = instruction.opname, instruction.argval
@@ -59,7 +218,10 @@ def steps(code: types.CodeType) -> Iterator[Step]:
         if waiting is not None:
             (offset, more), waiting = waiting, None
             takes += more
-        yield Step(offset, op.removesuffix("_CHECK").removesuffix("_BORROW"), argument, takes, gives)
+        jump = None
+        if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+            jump = dis.stack_effect(instruction.opcode, instruction.arg, jump=True)
+        yield Step(offset, op.removesuffix("_CHECK").removesuffix("_BORROW"), argument, takes, gives, jump)
 
 
 def _apart(op: str) -> tuple[str, str]:
@@ -68,51 +230,59 @@ def _apart(op: str) -> tuple[str, str]:
 
 
 def _effect(instruction: dis.Instruction) -> tuple[int, int]:
-    op = instruction.opname
+    op = instruction.opname.removesuffix("_CHECK").removesuffix("_BORROW")
     has_argument = instruction.opcode >= dis.HAVE_ARGUMENT
     more = dis.stack_effect(instruction.opcode, instruction.arg if has_argument else None, jump=False)
-    if op.removesuffix("_CHECK").removesuffix("_BORROW") in _FROM_NOTHING or op == "COPY":
+    if op in _FROM_NOTHING:
         return 0, more
     if op in _ATTRIBUTES or op.startswith("UNPACK_"):
         return 1, 1 + more
-    gives = 0 if op.startswith(_GIVE_NOTHING) or op == "PRECALL" else 1
-    return gives - more, gives
+    gives = 0 if op.startswith(_GIVE_NOTHING) else 1
+    return (gives - more, gives) if more <= gives else (0, more)
+
+
+def flat(taker: Taker) -> Iterator[str]:
+    """The variables among what takes a value."""
+    if isinstance(taker, str):
+        yield taker
+    for part in taker if isinstance(taker, Parts) else ():
+        yield from flat(part)
 
 
 class Spot:
     """One instruction that makes a value: what takes it, and where it is in the source."""
 
-    def __init__(self, code: types.CodeType, lasti: int, steps: list[Step]) -> None:
+    def __init__(self, code: types.CodeType, lasti: int, steps: Steps) -> None:
         self.code = code
         self.lasti = lasti
-        self.names: tuple[str | None, ...] | None = None  # more than one where the value is unpacked
-        self.unpacked = False
-        self.nameless = True  # it goes by its operation
-        self.written: str | None = None  # the variable that a statement such as `a.add_(1)` writes into
         self.offset = -1
-        at = max((i for i, step in enumerate(steps) if step.offset <= lasti), default=None)
-        if at is None:
+        self.taker: Taker = None
+        self.unpacks = False  # whether it is itself what unpacks a value
+        self.is_returned = False  # by the function, as it is
+        self.is_statement = False  # nobody takes what it returns
+        self.written: list[str] = []  # what a statement such as `a.add_(1)` may write into
+        if (at := steps.running(lasti)) < 0:
             return
-        step = steps[at]
+        step, following = steps[at], steps[at + 1] if at + 1 < len(steps) else None
         self.offset = step.offset
-        if step.op == "STORE_SUBSCR":
-            self.written = _container(steps, at)
+        if step.op in _WRITES:
+            self.is_statement = True
+            self.written = steps.written(at)
         elif step.op.startswith("UNPACK_"):  # a tensor that is unpacked is asked for its parts
-            self._set(_unpacked(steps, at))
-        elif not _calls_others(steps, at):
-            self._set(_taker(steps, at + 1, 0))
-            if at + 1 < len(steps) and steps[at + 1].op == "POP_TOP" and step.op.startswith("CALL"):
-                self.written = _receiver(steps, at)
-        self.nameless = self.names is None and self.written is None
+            self.unpacks = True
+            self.taker = steps.unpacked(at)
+        elif step.op.startswith(_OPERATIONS) and not step.op.startswith("CALL_INTRINSIC"):
+            self.is_returned = following is not None and following.op == "RETURN_VALUE"
+            if not steps.calls_others(at):
+                self.taker = steps.taker(at + 1, 0)
+                if following is not None and following.op == "POP_TOP" and step.op.startswith("CALL"):
+                    self.is_statement = True
+                    self.written = steps.written(at)
 
-    @property
-    def variables(self) -> tuple[str | None, ...]:
+    @cached_property
+    def variables(self) -> frozenset[str]:
         """The variables that take it."""
-        return self.names or (self.written,)
-
-    def _set(self, taker: str | tuple[str | None, ...] | None) -> None:
-        self.unpacked = isinstance(taker, tuple)
-        self.names = taker if isinstance(taker, tuple) else None if taker is None else (taker,)
+        return frozenset(flat(self.taker))
 
     @cached_property
     def line(self) -> int:
@@ -136,8 +306,7 @@ class Spots(dict[int, Spot]):
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code  # keeps it alive, so that its id stays its own
-        self.direct: set[int] = set()  # the steps that were seen to be operations, or calls of modules
-        self._steps = list(steps(code))
+        self._steps = Steps(code)
 
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
@@ -164,15 +333,26 @@ class Spots(dict[int, Spot]):
         if self.code.co_name in COMPREHENSIONS:
             return found
         for i, step in enumerate(self._steps):
-            if step.gives and not step.op.startswith(("BINARY_OP", "UNARY_", "COMPARE_", "SWAP", "UNPACK_")):
-                taker = _taker(self._steps, i + 1, 0)
-                for name in taker if isinstance(taker, tuple) else (taker,):
-                    if name is not None and "." not in name:
+            if step.gives and not step.op.startswith(_NOT_ARITHMETIC):
+                for name in flat(self._steps.taker(i + 1, 0)):
+                    if "." not in name:
                         found.setdefault(name, set()).add(step.offset)
         for step in self._steps:  # the variables of a comprehension, which has no frame of its own in newer Pythons
             if step.op == "LOAD_FAST_AND_CLEAR":
                 found.pop(str(step.argument), None)
-        return {**found, **{name: {-1} for name in self._arguments if name not in self.variables}}
+        changed = self.variables | self._written
+        return {**found, **{name: {-1} for name in self._arguments if name not in changed}}
+
+    @cached_property
+    def _written(self) -> set[str]:
+        """The variables that statements write into, as far as that can be told before they run."""
+        found: set[str] = set()
+        for i, step in enumerate(self._steps):
+            spot = self[step.offset] if step.op.startswith(("CALL", *_WRITES)) else None
+            if spot is not None and spot.is_statement:
+                callee = self._steps.path(self._steps.callee(i)) if step.op.startswith("CALL") else "_"
+                found.update(spot.written if (callee or "").endswith("_") else ())
+        return found
 
     @property
     def _arguments(self) -> tuple[str, ...]:
@@ -204,107 +384,3 @@ def spots(code: types.CodeType) -> Spots:
             _known.clear()
         found = _known[id(code)] = Spots(code)
     return found
-
-
-def _taker(steps: list[Step], i: int, depth: int) -> str | tuple[str | None, ...] | None:
-    """The variable that takes the value which lies `depth` below the top of the stack before the i-th step."""
-    for _ in range(200):
-        if i >= len(steps):
-            return None
-        step = steps[i]
-        op, argument = step.op, step.argument
-        if op == "SWAP":
-            assert isinstance(argument, int)
-            depth = argument - 1 if depth == 0 else 0 if depth == argument - 1 else depth
-        elif op == "COPY":
-            if argument == depth + 1:  # a = b = value, and (a := value): the first name counts
-                return _taker(steps, i + 1, 0)
-            depth += 1
-        elif op == "FOR_ITER":  # to where the loop ends, and the iterator below is gone
-            if depth == 0:
-                return None
-            i = _at_offset(steps, argument)
-            i += i < len(steps) and steps[i].op == "END_FOR"
-            depth -= not (i < len(steps) and steps[i].op == "POP_TOP")  # newer Pythons take it off apart
-            continue
-        elif op.startswith("JUMP_"):
-            i = _at_offset(steps, argument)
-            continue
-        elif step.takes > depth:
-            return _taken_by(steps, i, depth)
-        else:
-            depth += step.gives - step.takes
-        i += 1
-    return None
-
-
-def _at_offset(steps: list[Step], offset: object) -> int:
-    return next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
-
-
-def _taken_by(steps: list[Step], i: int, depth: int) -> str | tuple[str | None, ...] | None:
-    step = steps[i]
-    if step.op in _STORES:
-        return str(step.argument)
-    if step.op == "STORE_ATTR" and depth == 1 and steps[i - 1].op in _LOADS:
-        return f"{steps[i - 1].argument}.{step.argument}"
-    if step.op.startswith("UNPACK_"):
-        return _unpacked(steps, i)
-    if step.op in ("BUILD_TUPLE", "BUILD_LIST"):
-        whole = _taker(steps, i + 1, 0)
-        return whole[step.takes - 1 - depth] if isinstance(whole, tuple) and len(whole) == step.takes else None
-    return None
-
-
-def _unpacked(steps: list[Step], i: int) -> tuple[str | None, ...]:
-    parts = steps[i].gives
-    takers = [_taker(steps, i + 1, k) for k in range(parts)]
-    return tuple(taker if isinstance(taker, str) else None for taker in takers)
-
-
-def _start(steps: list[Step], i: int, needed: int) -> int | None:
-    """Where the code begins that puts the values on the stack which the i-th step takes."""
-    while needed > 0:
-        i -= 1
-        if i < 0 or steps[i].op in ("SWAP", "COPY") or "JUMP" in steps[i].op:
-            return None
-        needed += steps[i].takes - steps[i].gives
-    return i
-
-
-def _calls_others(steps: list[Step], at: int) -> bool:
-    if not steps[at].op.startswith("CALL"):
-        return False
-    start = _start(steps, at, steps[at].takes)
-    first = [step for step in steps[start:at] if step.op != "PUSH_NULL"][:1] if start is not None else []
-    return any(step.op in _LOADS and step.argument in _CALL_OTHERS for step in first)
-
-
-def _receiver(steps: list[Step], at: int) -> str | None:
-    """In `a.add_(1)` and `F.relu(a, inplace=True)`: the variable that is written into."""
-    start = _start(steps, at, steps[at].takes)
-    parts = [step for step in steps[start:at] if step.op != "PUSH_NULL"] if start is not None else []
-    path: list[Step] = []
-    for step in parts:
-        if step.op not in (_ATTRIBUTES if path else _LOADS):
-            break
-        path.append(step)
-    if not path:
-        return None
-    if path[0].op == "LOAD_GLOBAL":  # a function of a module's: the first argument
-        first = parts[len(path) : len(path) + 1]
-        return str(first[0].argument) if first and first[0].op in _LOADS else None
-    return ".".join(str(step.argument) for step in path[:-1]) or None
-
-
-def _container(steps: list[Step], at: int) -> str | None:
-    """In `x[:, 0] = 0`: the variable that is written into."""
-    key = _start(steps, at, 1)
-    if not key:
-        return None
-    holder = steps[key - 1]
-    if holder.op in _LOADS:
-        return str(holder.argument)
-    if holder.op == "LOAD_ATTR" and steps[key - 2].op in _LOADS:
-        return f"{steps[key - 2].argument}.{holder.argument}"
-    return None

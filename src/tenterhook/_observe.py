@@ -86,7 +86,7 @@ class observe:
             self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
             for tap in self._groups[-1]:
                 if not known_when_made(tap.site.address):
-                    what = "which call is the last is known only afterwards; observe counts from 0"
+                    what = "which one is the last is known only afterwards; observe counts from 0"
                     raise AddressError(f"{tap.site}: {what}")
         self._session.taps = [tap for group in self._groups for tap in group]
 

@@ -38,14 +38,15 @@ def checkpoints() -> Iterator[tuple[Any, bool]]:
         yield innermost, False
     frame = sys._getframe(1)
     while frame is not None:
-        one = _of(frame)
+        one = checkpoint_of(frame)
         if one is not None and id(one[0]) not in found:
             found.add(id(one[0]))
             yield one
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _of(frame: Any) -> tuple[Any, bool] | None:
+def checkpoint_of(frame: Any) -> tuple[Any, bool] | None:
+    """The checkpoint that a frame belongs to, as torch's own code for it, and whether it is being run again."""
     code = frame.f_code
     if code.co_varnames[:1] == ("ctx",) and code.co_name in ("forward", "backward"):
         ctx = frame.f_locals["ctx"]
@@ -125,7 +126,7 @@ class _Replay:
         return self.calls[self._i] if self._i < len(self.calls) else None
 
 
-class _Again:
+class Again:
     """The function of a checkpoint, for its second run."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -145,6 +146,6 @@ def run_again_under(one: Any, number: int, session: Callable[[], AbstractContext
     with _lock:
         function = getattr(one, name, None)
         if function is not None:
-            again = function if isinstance(function, _Again) else _Again(function)
+            again = function if isinstance(function, Again) else Again(function)
             again.sessions.setdefault(number, session)
             setattr(one, name, again)

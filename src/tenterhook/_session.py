@@ -195,6 +195,7 @@ class Session:
         """One more value that an address means."""
         assert asked.twins is not None
         asked.twins.append(twin)
+        twin.asked = asked
         twin.number = len(self.taps)
         self.taps.append(twin)
 
@@ -284,6 +285,8 @@ class Session:
         return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
+        if self._inside is not None:
+            self._inside.finish()
         self.scope.close()
         if self.scope.number == -1:  # nobody can bring it back
             self._remove()
@@ -314,7 +317,8 @@ class Session:
 
     def asked_and_got(self) -> list[Any]:
         """The taps, those inside a forward under the names that they have got."""
-        return [tap for tap in self.taps if not tap.twins]
+        wide = any(tap.twins and tap.site.wide for tap in self.taps)
+        return [tap for tap in self.taps if tap.is_own_answer(wide)]
 
     def why_silent(self, tap: Tap) -> str:
         """The most likely reason that a tap never fired."""

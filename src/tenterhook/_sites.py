@@ -105,7 +105,9 @@ def check_model(model: object, verb: str) -> None:
     """Raise a TypeError that helps unless `model` is a module."""
     if isinstance(model, nn.Module):
         return
-    hint = "put the model first, then the addresses" if isinstance(model, str) else "pass the nn.Module itself"
+    hint = "pass the nn.Module itself, or a function that is written in Python"
+    if isinstance(model, str):
+        hint = "put the model first, then the addresses"
     if isinstance(model, type) and issubclass(model, nn.Module):
         hint = f"that is the class; pass an instance, {model.__name__}(...)"
     raise TypeError(f"{verb} needs a model (torch.nn.Module), got {type(model).__name__}: {hint}")
@@ -396,6 +398,8 @@ def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
         names = [name for name, _ in modules]
         names += [name for kind in ("parameter", "buffer") for name, _ in tensors_of(model, kind)]
         near = close_matches(address.name, names)
+    if address.name in getattr(getattr(type(model).forward, "__code__", None), "co_varnames", ()):
+        near = [f"./{address.name}", *near]  # a variable in its own forward
     if near:
         lines.append(f"did you mean {', '.join(near)}?")
     lines.append("all addresses: print(tenterhook.sites(model)), or `tenterhook sites FILE.py:factory`")

@@ -85,7 +85,9 @@ class _Batch:
 
         with edit(self.model, places):
             output = call_with(self.model, rebuild(self.inputs, repeat, opaque=itself))
-        for blocks in places.values():
+        for place, blocks in places.items():
+            if not blocks.calls and "/" in place:
+                raise EditError(f"{place} was never edited: no such value came in that forward")
             blocks.complain()
         dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
         parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
@@ -201,7 +203,7 @@ def _check_can_sweep(sites: list[Site]) -> None:
         if site.address.grad:
             raise EditError(f"{site}: a sweep is a forward pass; edit gradients in a run of their own")
         if not known_when_made(site.address):
-            raise AddressError(f"{site}: which call is the last is known only afterwards; an edit counts from 0")
+            raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
         if site.kind not in ("module", "inner"):
             raise EditError(f"{site}: a {site.kind} is shared by all rows; edit it in a run of its own")
 

@@ -11,6 +11,7 @@ is not counted again; a tap that changes something does so there too.
 import copy
 import functools
 import sys
+from collections import Counter
 from collections.abc import Container, Iterator, Set
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook._address import may_cover
+from tenterhook._address import may_cover, split_number
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
 from tenterhook._replay import Replays, may_be_checkpointed
@@ -57,6 +58,7 @@ class Tap(Hook):
     needs_before = False  # whether `own` wants to know when the module was called
     copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
     twins: "list[Tap] | None" = None  # of one that asks for values inside a forward: those that it has got
+    asked: "Tap | None" = None  # of such a value: the one that asked for it
     number = 0  # among the taps of the session
     older = False  # inside a forward: whether the value is one that the operation was given
     note = ""  # for the report, whatever came
@@ -192,6 +194,22 @@ class Tap(Hook):
         """Whether it taps the same inputs or outputs of the same module, or the same value inside it."""
         mine, other = self.site.address, site.address
         return self.site.owner is site.owner and (mine.role, mine.inner) == (other.role, other.inner)
+
+    def is_own_answer(self, others_came: bool) -> bool:
+        """Whether a report shows it: not for a pattern that has been answered, nor for what it does not mean."""
+        if self.twins is not None:
+            return not self.answers() and not (others_came and self.site.wide)
+        return self.asked is None or self in self.asked.answers()
+
+    def answers(self) -> "list[Tap]":
+        """The taps of the values that its address means, now that all have come: `x#-1` is the last of each name."""
+        twins = self.twins or []
+        last = split_number(self.site.address.inner)[1]
+        if last is None or last >= 0:
+            return twins
+        numbers = [split_number(twin.site.address.inner) for twin in twins]
+        most = Counter(name for name, _ in numbers)
+        return [twin for twin, (name, k) in zip(twins, numbers, strict=True) if (k or 0) == most[name] + last]
 
     def twin(self, site: Site) -> "Tap":
         """The same for one of the values that an address means."""

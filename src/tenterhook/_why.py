@@ -4,7 +4,6 @@ A module's hook fires only when the module is called. Its parent's bytecode show
 `self.fc.forward(x)`, and `F.linear(x, self.fc.weight)` where a fused kernel takes the weights.
 """
 
-import dis
 import types
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from tenterhook._names import Steps
 from tenterhook._sites import Site, find
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
@@ -67,7 +67,7 @@ def _methods(module: nn.Module) -> Iterator[types.CodeType]:
 
 def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
     """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
-    steps = list(_steps(code))
+    steps = [(step.op, str(step.argument)) for step in Steps(code)]
     held = {child} if not items else set()  # the names that hold the child, starting with its own
     for (op, name), (following, target) in pairwise(steps):
         takes = op == "FOR_ITER" if items else op in _LOADS and name == child
@@ -79,14 +79,3 @@ def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _reads(constant, child, items)
-
-
-def _steps(code: types.CodeType) -> Iterator[tuple[str, str]]:
-    """(operation, name), with the fused operations of newer Pythons (STORE_FAST_LOAD_FAST) taken apart."""
-    for instruction in dis.get_instructions(code):
-        name, argument = instruction.opname, instruction.argval
-        if isinstance(argument, tuple) and name.count("_FAST") == 2:
-            yield name[: name.index("_FAST") + 5], argument[0]
-            yield name[name.index("_FAST") + 6 :], argument[1]
-        elif name not in ("CACHE", "PRECALL"):
-            yield name.removesuffix("_CHECK").removesuffix("_BORROW"), str(argument)

@@ -30,11 +30,21 @@ def run(options: argparse.Namespace) -> int:
     try:
         model = load(options.model)
         inputs = load(options.inputs) if options.inputs else ()
-        print(sites(model, *(inputs if isinstance(inputs, tuple) else (inputs,)), match=options.match), flush=True)
+        print(_listed(sites, model, inputs if isinstance(inputs, tuple) else (inputs,), options.match), flush=True)
     except (TenterhookError, LoadError, TypeError) as error:
         print(f"tenterhook sites: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _listed(sites: Any, model: Any, inputs: tuple[Any, ...], match: str) -> Any:
+    try:
+        return sites(model, *inputs, match=match)
+    except (TenterhookError, TypeError):
+        raise
+    except Exception as error:
+        what = f"the model raised {type(error).__name__} on these inputs: {error}"
+        raise LoadError(what) from error
 
 
 class LoadError(Exception):
