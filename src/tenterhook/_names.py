@@ -9,6 +9,7 @@ instructions in between put there and take away tells when its turn comes.
 
 import dis
 import linecache
+import sys
 import types
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ _OPERATIONS = ("BINARY_", "UNARY_", "COMPARE_", "CALL", "LOAD_ATTR", "UNPACK_")
 # What these return is not what the operations return that they call.
 _CALL_OTHERS = {"map", "filter", "list", "tuple", "set", "dict", "sum", "max", "min", "sorted", "any", "all", "next"}
 _CALL_OTHERS |= {"reduce", "functools", "itertools", "math", "deque"}
+_NULL = -1  # in place of a step: what a call of no method has where the object would be
+_NULL_COMES_LAST = sys.version_info >= (3, 13)
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
@@ -105,14 +108,21 @@ class Steps(list[Step]):
                 stack.append(stack[-step.argument] if len(stack) >= step.argument else None)
             else:
                 del stack[len(stack) - len(taken) :]
-                stack += [i] * step.gives
+                stack += self._given(i, step)
             if step.op.startswith(("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")):
                 stack = None
         return found
 
+    def _given(self, i: int, step: Step) -> list[int | None]:
+        if step.op == "PUSH_NULL":
+            return [_NULL]
+        if step.op == "LOAD_GLOBAL" and step.gives == 2:  # and a NULL, for the call that it begins
+            return [i, _NULL] if _NULL_COMES_LAST else [_NULL, i]
+        return [i] * step.gives
+
     def path(self, i: int | None) -> str | None:
         """What a step loads, as it is written: `a`, `self.buffer`."""
-        if i is None:
+        if i is None or i == _NULL:
             return None
         if self[i].op in _LOADS:
             return str(self[i].argument)
@@ -123,7 +133,7 @@ class Steps(list[Step]):
 
     def callee(self, i: int) -> int | None:
         """The step that loads what a call calls."""
-        return next((k for k in self.operands[i] if k is None or self[k].op != "PUSH_NULL"), None)
+        return next((k for k in self.operands[i] if k != _NULL), None)
 
     def calls_others(self, i: int) -> bool:
         """Whether a call calls something that calls operations for itself, as `sum` does."""
@@ -134,7 +144,7 @@ class Steps(list[Step]):
             return True
         if self[i].op != "CALL_FUNCTION_EX":
             return False
-        return any(k is not None and self[k].op == "CALL" and self.calls_others(k) for k in self.operands[i])
+        return any(self[k].op == "CALL" and self.calls_others(k) for k in self.operands[i] if k is not None and k >= 0)
 
     def written(self, i: int) -> list[str]:
         """In `a.add_(1)`, `F.relu(a, inplace=True)` and `a[0] = 1`: what may be written into, as it is written."""
