@@ -95,16 +95,15 @@ def test_asking_for_one_name_gives_what_asking_for_all_does(case):
     with torch.no_grad():
         with capture(model, "**/**") as everything:
             model(**inputs)
-        with capture(model, "**/**") as again:
-            model(**inputs)
         addresses = list(everything)
-        for address in random.Random(0).sample(addresses, 15):
+        made = {str(tap.site) for tap in everything._taps if "empty" not in tap.site.text}  # that is never the same
+        for address in random.Random(0).sample([address for address in addresses if address in made], 15):
             with capture(model, address) as one:
                 model(**inputs)
-            ours, theirs, thirds = one.calls(address), everything.calls(address), again.calls(address)
+            ours, theirs = one.calls(address), everything.calls(address)
             assert len(ours) == len(theirs)
-            for (_, a), (_, b), (_, c) in zip(leaves(ours), leaves(theirs), leaves(thirds), strict=True):
-                assert torch.equal(a, b) or not torch.equal(b, c)  # what torch.empty gives is never the same
+            for (_, a), (_, b) in zip(leaves(ours), leaves(theirs), strict=True):
+                assert torch.equal(a, b)
         with capture(model, *addresses) as together:
             model(**inputs)
     assert list(together) == addresses

@@ -62,7 +62,10 @@ class Pattern:
         """Whether a function may hold such a value, by its name."""
         if not self.helpers:
             return code.co_name == "forward" or code.co_name in COMPREHENSIONS or code in codes_of(self.tap.site.module)
-        return "*" in self.helpers[-1] or code.co_name in (self.helpers[-1], "forward", "<lambda>", *COMPREHENSIONS)
+        helper = self.helpers[-1]
+        if "*" in helper or code.co_name in COMPREHENSIONS or code.co_name.strip("<>") == helper:
+            return True
+        return code.co_name == "forward" and helper in code.co_qualname.split(".")  # it goes by its class
 
     def needs_hooks(self, codes: list[types.CodeType]) -> bool:
         """Whether something else than operations may give such a variable its value: a module, perhaps."""
@@ -113,7 +116,9 @@ class Inside(Mode):
         self._code: types.CodeType | None = None  # of the last operation
         self._skip: set[int] = set()  # what to skip in it
         self._watches = False
+        self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
+        self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
         self._running: dict[int, list[tuple[Any, _Here]]] = {}  # by thread: the functions that are looked after
@@ -131,6 +136,8 @@ class Inside(Mode):
         self._any_name = self._any_name or "*" in pattern.last or bool(self._opened) or self._probabilities
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
+            self._active[id(owner)] = 1  # whether it runs is not known
+            self._set_alert()
 
     def to_hook(self) -> tuple[set[int], set[int]]:
         """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
@@ -167,7 +174,9 @@ class Inside(Mode):
         frame: Any = _frame(1)
         if frame.f_code is self._code and frame.f_lasti in self._skip:  # nobody wants it: at the least cost
             return func(*args, **kwargs) if kwargs else func(*args)
-        here = self._known(frame.f_code)
+        here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
+        if frame.f_lasti in here.skip and not self._alert:
+            return func(*args, **kwargs) if kwargs else func(*args)
         iterates = False
         if here.spots is None:
             iterates = frame.f_code.co_name == "__iter__"
@@ -175,9 +184,11 @@ class Inside(Mode):
             here = self._known(frame.f_code)
         if here.spots is None:  # torch's own doings, or ours
             return func(*args, **kwargs) if kwargs else func(*args)
-        self._code, self._skip, here.ran = here.code, here.skip, True
+        here.ran = True
+        if not self._alert:
+            self._code, self._skip = here.code, here.skip
         spot = self._spot(here, frame.f_lasti)
-        if self._watches:
+        if self._alert or here.watch:
             self._notice(frame, here, writes(func))
         is_nameless = spot is None or (spot.taker is None and not spot.is_statement)
         if spot is None or (is_nameless and here.names is not None and operation(func) not in here.names):
@@ -206,7 +217,7 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not self._watches:
+        if not here.watch:
             here.skip.add(place)
         return None
 
@@ -279,10 +290,14 @@ class Inside(Mode):
 
     # What no operation made.
 
-    def bound(self, output: Any) -> Any:
+    def bound(self, module: nn.Module, output: Any) -> Any:
         """A module's output, which a variable may take. Returns what the model goes on with, or None."""
         if self._is_elsewhere():
             return None
+        if (calls := self._active.pop(id(module), 0)) > 1:
+            self._active[id(module)] = calls - 1
+        elif calls:
+            self._set_alert()
         self._look_back(_frame(2))
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
@@ -303,9 +318,12 @@ class Inside(Mode):
             self._elsewhere = True
             return
         self._called.add(id(module))
+        if id(module) in self._wanted:
+            self._active[id(module)] = self._active.get(id(module), 0) + 1
+            self._set_alert()
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
-        if self._watches and here.spots is not None:
+        if (self._alert or here.watch) and here.spots is not None:
             self._notice(frame, here, False)
 
     def _is_elsewhere(self) -> bool:
@@ -337,8 +355,12 @@ class Inside(Mode):
         here.changing = known.stores(here.watch)
         if here.watch and not self._watches:
             self._watches = True
-            for other in self._here.values():
-                other.skip.clear()
+            self._set_alert()
+
+    def _set_alert(self) -> None:
+        """While a function runs whose variables are looked after, every operation counts."""
+        self._alert = self._watches and bool(self._active)
+        self._code = None
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
@@ -493,7 +515,7 @@ class Bound(Hook):
         self.inside = inside
 
     def __call__(self, module: nn.Module, args: object, output: Any) -> Any:
-        return self.inside.bound(output)
+        return self.inside.bound(module, output)
 
 
 class Calling(Hook):

@@ -4,6 +4,8 @@ sites(model)                      a table; iterating gives a Site each, str(site
 sites(model, x)                   the same after one forward, with every value inside the forwards
 """
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,10 +126,15 @@ def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) ->
 def _as_before(place: Any) -> Iterator[None]:
     """Leave random states and buffers as they are."""
     buffers = [(buffer, buffer.clone()) for module in place.modules() for buffer in module.buffers(recurse=False)]
+    numpy, state = sys.modules.get("numpy"), random.getstate()
+    arrays = numpy.random.get_state() if numpy is not None else None
     with torch.random.fork_rng():
         try:
             yield
         finally:
+            random.setstate(state)
+            if numpy is not None:
+                numpy.random.set_state(arrays)
             for buffer, before in buffers:
                 if buffer.shape == before.shape and not torch.equal(buffer, before):
                     buffer.copy_(before)
