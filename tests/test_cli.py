@@ -6,6 +6,7 @@ import pytest
 from tenterhook.cli import main
 
 SOURCE = """
+import torch
 from torch import nn
 from helper_for_tests import width
 
@@ -14,6 +15,15 @@ def build():
 
 ready = build()
 number = 3
+
+def example():
+    return torch.ones(1, 4)
+
+def by_name():
+    return {"input": torch.ones(1, 4)}
+
+def wrong():
+    return torch.ones(1, 5)
 
 def broken():
     raise ValueError("no weights here")
@@ -48,6 +58,25 @@ def test_sites_match(file, capsys):
         "0.bias   Parameter           8  8",
         "2.bias   Parameter           2  2",
     ]
+
+
+@pytest.mark.parametrize("inputs", ["example", "by_name"])
+def test_sites_with_inputs(file, inputs, capsys):
+    assert main(["sites", f"{file}:build", "--inputs", f"{file}:{inputs}", "--match", "*/**"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["address", "value", "source", "line"]
+    assert [row.split()[:3] for row in rows[2:]] == [
+        ["0/linear", "1×8", "float32"],
+        ["1/relu", "1×8", "float32"],
+        ["2/linear", "1×2", "float32"],
+    ]
+    assert "return F.linear(input, self.weight, self.bias)" in rows[2]
+
+
+def test_sites_with_inputs_that_do_not_fit(file, capsys):
+    assert main(["sites", f"{file}:build", "--inputs", f"{file}:wrong"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tenterhook sites: the model raised RuntimeError on these inputs: mat1 and mat2")
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ class Inside(Mode):
         if pattern.last == _PROBABILITIES:
             self._probabilities = True
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
-        self._any_name = self._any_name or "*" in pattern.last or bool(self._opened) or self._probabilities
+        self._any_name = self._any_name or "*" in pattern.last
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
             self._active[id(owner)] = 1  # whether it runs is not known
@@ -190,14 +190,15 @@ class Inside(Mode):
         spot = self._spot(here, frame.f_lasti)
         if self._alert or here.watch:
             self._notice(frame, here, writes(func))
-        is_nameless = spot is None or (spot.taker is None and not spot.is_statement)
-        if spot is None or (is_nameless and here.names is not None and operation(func) not in here.names):
-            return func(*args, **kwargs) if kwargs else func(*args)
+        if self._probabilities and func is attention:
+            self._compute_beside(frame, here, args, kwargs or {})
         if self._opened and operation(func) in self._opened and is_functional(func.__name__):
             with self:
                 out = opened(func)(*args, **(kwargs or {}))
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
+        if spot is None or (spot.is_nameless and here.names is not None and operation(func) not in here.names):
+            return out
         taker = None if iterates and not spot.unpacks else spot.taker
         return self._came(frame, spot, taker, func, args, kwargs or {}, out)
 
@@ -217,7 +218,7 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not here.watch:
+        if not here.watch and not self._opened:
             here.skip.add(place)
         return None
 
@@ -232,9 +233,6 @@ class Inside(Mode):
         where = self._frames.where(frame)
         if id(where.owner) not in self._wanted:
             return out
-        if self._probabilities and func is attention:
-            inside = where.within("scaled_dot_product_attention")
-            self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
         was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
             return self._bind(where, spot, taker, value, was_given)
@@ -243,6 +241,13 @@ class Inside(Mode):
             return out
         new = self._reach(where, name, value, spot, older=was_given)
         return out if new is None else new
+
+    def _compute_beside(self, frame: Any, here: _Here, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What a fused kernel does not give, for those who ask for it."""
+        where = self._frames.where(frame)
+        if id(where.owner) in self._wanted and here.spots is not None:
+            inside, spot = where.within("scaled_dot_product_attention"), here.spots[frame.f_lasti]
+            self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
 
     def _bind(self, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
         """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""

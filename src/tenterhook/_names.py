@@ -289,6 +289,11 @@ class Spot:
                     self.is_statement = True
                     self.written = steps.written(at)
 
+    @property
+    def is_nameless(self) -> bool:
+        """Whether it goes by its operation."""
+        return self.taker is None and not self.is_statement
+
     @cached_property
     def variables(self) -> frozenset[str]:
         """The variables that take it."""
