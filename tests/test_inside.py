@@ -1377,3 +1377,119 @@ def test_why_a_variable_did_not_come():
     with pytest.raises(EditError, match="was never edited"):
         with pytest.warns(TenterhookWarning):
             sweep(model, X, [{"./nothing": zero()}])
+
+
+def same(t):
+    return t
+
+
+def write(t):
+    t.add_(1)
+
+
+def test_a_sum_in_an_exception_handler():
+    def function(x):
+        try:
+            raise ValueError
+        except ValueError:
+            v = sum([x * 2, x + 1])
+        return v
+
+    found = all_of(function, X, selector="*")
+    assert torch.equal(found["v"], X * 2 + (X + 1)) and "v#0" not in found
+    with pytest.raises(EditError, match="edit it where it is made"), edit(function, {"v": scale(10.0)}):
+        function(X)
+
+
+def test_a_forward_that_is_called_by_its_name_is_looked_after_too():
+    def forward(self, x):
+        y = x * 2
+        r = same(y)
+        write(y)
+        write(y)
+        q = same(y)
+        with torch.no_grad():
+            write(y)
+        k = same(y.sum())
+        return k
+
+    model = module_of(forward)
+    for run in (model, model.forward):
+        x = torch.ones(2, requires_grad=True)
+        with capture(model, "./r", "./q", "./k", "grad(./k)") as seen:
+            out = run(x)
+            out.backward()
+            with torch.no_grad():
+                out.add_(100)
+        assert [seen[f"./{name}"].flatten()[0].item() for name in "rqk"] == [2, 4, 10]
+        assert seen["grad(./k)"] == 1
+
+
+def test_what_another_session_changes_is_no_further_assignment():
+    def forward(self, x):
+        h = self.fc(x)
+        h = h * 2
+        return h + 1
+
+    model = module_of(forward, fc=nn.Linear(4, 4))
+    for inner in ({"fc": add(100.0)}, {"./h#0": add(100.0)}):
+        with capture(model, "./h") as seen, edit(model, inner):
+            model(X)
+        assert torch.equal(seen["./h#0"], model.fc(X)) and torch.equal(seen["./h#1"], (model.fc(X) + 100) * 2)
+        assert len(seen.calls("./h")) == 2
+        with edit(model, {"./h#1": scale(3.0)}), edit(model, inner):
+            out = model(X)
+        torch.testing.assert_close(out, (model.fc(X) + 100) * 6 + 1)
+
+
+def test_nested_checkpoints_are_captured_once():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x):
+            h = self.fc(x)
+            h = h.tanh()
+            r = h
+            return (r + x).sin()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.i, self.j = Inner(), Inner()
+
+        def two(self, x):
+            t = checkpoint(self.i, x, use_reentrant=False)
+            u = self.j(t)
+            u = u * t
+            return u
+
+        def forward(self, x):
+            w = checkpoint(self.two, x * 2, use_reentrant=False)
+            return w.sum()
+
+    model = Outer()
+    with capture(model, "i/h", "i/r", "grad(i/h#1)") as seen:
+        model(torch.tensor([0.1, 0.2], requires_grad=True)).backward()
+    assert [len(seen.calls(address)) for address in ("i/h#0", "i/h#1", "i/r", "grad(i/h#1)")] == [1, 1, 1, 1]
+
+
+def test_a_generator_is_looked_after_between_its_turns():
+    def turns(x):
+        for i in range(3):
+            y = x * i
+            k = same(y)
+            yield k
+
+    def forward(self, x):
+        out = x * 1
+        for v in turns(x):
+            write(v)
+            out = out + v
+        return out
+
+    model = module_of(forward)
+    with capture(model, "./turns/k") as seen:
+        model(torch.ones(2))
+    assert [value[0].item() for value in seen.calls("./turns/k")] == [0, 1, 2]

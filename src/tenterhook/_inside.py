@@ -41,6 +41,7 @@ from tenterhook._handles import Hook
 from tenterhook._mode import Mode
 from tenterhook._names import COMPREHENSIONS, Spot, Spots, Taker, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
+from tenterhook._scope import graph_task
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
 
@@ -121,7 +122,9 @@ class Inside(Mode):
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
-        self._running: dict[int, list[tuple[Any, _Here]]] = {}  # by thread: the functions that are looked after
+        self._running: dict[
+            int, list[tuple[Any, _Here, int, Where]]
+        ] = {}  # by thread: the functions that are looked after
         self._taps: dict[tuple[int, str, int], list[Tap]] = {}
 
     def want(self, tap: Tap) -> None:
@@ -257,7 +260,7 @@ class Inside(Mode):
                 return value
             new = self._reach(where, taker, value, spot, older=older)
             value = value if new is None else new
-            where.coming.setdefault(taker, []).append(_reference(value))
+            where.coming.setdefault(taker, []).append((_reference(value), spot.offset))
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -343,11 +346,14 @@ class Inside(Mode):
         """See which variables of functions that have ended got values after their last operation."""
         running = self._running.get(threading.get_ident())
         while running:
-            ended, here = running[-1]
+            ended, here, task, where = running[-1]
             if ended is frame or ended is frame.f_back or is_running(ended):
                 return
             running.pop()
-            self._look_at_variables(ended, here)
+            if graph_task() == task:  # not what a checkpoint has run again
+                self._look_at_variables(ended, here, where)
+            where.is_followed = False  # a generator may go on
+            self._set_alert()
 
     def _set_watch(self, here: _Here) -> None:
         """Find the variables of a function that are not known to get their values from operations alone."""
@@ -364,7 +370,7 @@ class Inside(Mode):
 
     def _set_alert(self) -> None:
         """While a function runs whose variables are looked after, every operation counts."""
-        self._alert = self._watches and bool(self._active)
+        self._alert = self._watches and (bool(self._active) or any(self._running.values()))
         self._code = None
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
@@ -381,8 +387,8 @@ class Inside(Mode):
         if here.watch:
             self._look_at_variables(frame, here)
 
-    def _look_at_variables(self, frame: Any, here: _Here) -> None:
-        where = self._frames.where(frame)
+    def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None) -> None:
+        where = where or self._frames.where(frame)
         if where is NOWHERE or id(where.owner) not in self._wanted:
             return
         last, where.looked_at = where.looked_at, frame.f_lasti
@@ -392,7 +398,8 @@ class Inside(Mode):
         values = variables(frame, here.watch)
         if not where.is_followed:
             where.is_followed = True
-            self._running.setdefault(threading.get_ident(), []).append((frame, here))
+            self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
+            self._set_alert()
             now = dict(values)  # as far as can be told, they still are the arguments
             for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
                 where.bound[name] = _reference(now.get(name))
@@ -401,12 +408,15 @@ class Inside(Mode):
             if before is not None and before() is value:
                 continue
             where.bound[name] = _reference(value)
+            spot = here.spots.giving(name, frame.f_lasti)
             coming = where.coming.get(name, [])
-            told = next((i for i, reference in enumerate(coming) if _is_same(reference(), value)), None)
+            told = next((i for i, (reference, _) in enumerate(coming) if _is_same(reference(), value)), None)
+            if told is None and coming and coming[-1][1] == spot.offset:  # another session has changed it since
+                told = len(coming) - 1
             if told is not None:  # it was seen when it was made
                 del coming[: told + 1]
                 continue
-            self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
+            self._reach(where, name, value, spot, late=True)
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""

@@ -93,10 +93,8 @@ class Steps(list[Step]):
         stack: list[int | None] | None = []
         waiting: dict[int, list[int | None]] = {}  # by step: what is on the stack where a jump leads to it
         for i, step in enumerate(self):
-            stack = waiting.pop(i, stack) if stack is None else stack
-            if stack is None:  # code that only an exception leads to
-                found.append((None,) * step.takes)
-                continue
+            if stack is None:  # after a jump; what only an exception leads to begins with what it has put there
+                stack = waiting.pop(i, [])
             if step.jump is not None:
                 there = [*stack, *[i] * step.jump] if step.jump >= 0 else stack[: step.jump]
                 waiting.setdefault(self.target(step.argument), there)

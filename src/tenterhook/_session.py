@@ -285,8 +285,13 @@ class Session:
         return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
-        if self._inside is not None:
-            self._inside.finish()
+        try:
+            if self._inside is not None and self._ended_by is None:
+                self._inside.finish()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self.scope.close()
         if self.scope.number == -1:  # nobody can bring it back
             self._remove()
