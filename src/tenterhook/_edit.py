@@ -96,7 +96,7 @@ class edit:
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
             for tap in taps:
-                if any(one.fired for one in tap.twins or [tap]):
+                if tap.applied or (tap.twins is not None and any(one.fired for one in tap.twins)):
                     break
             else:
                 self._complain_of(selector, *(taps[0].twins or taps)[:1])
