@@ -752,13 +752,13 @@ def test_frames_keep_no_mark_and_modules_no_hook():
     class Counting(nn.Module):
         def forward(self, x):
             y = x + 1
-            ref.append(weakref.ref(sys._getframe().f_trace) if sys._getframe().f_trace is not None else None)
+            ref.append(weakref.ref(sys._getframe().f_trace))
             return y
 
     with capture(Counting(), "./y") as seen:
         seen._session.model()(X)
     gc.collect()
-    assert ref == [None] or ref[0]() is None
+    assert ref[0]() is None
     with pytest.raises(ZeroDivisionError), edit(model, {"./y": lambda v: v / (1 // 0)}):
         model(X)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -1020,7 +1020,7 @@ def test_numbers_in_a_recomputation_are_those_of_the_first_time(reentrant, where
     for change in ({address: lambda v: v * 3 + 1}, {f"grad({address})": lambda g: g * 5}):
         truth = gradient(plain, change)
         torch.testing.assert_close(gradient(model, change), truth)
-        if not address.startswith("grad") and "grad" not in next(iter(change)):
+        if address in change:
             torch.testing.assert_close(gradient(model, change, late=True), truth)
 
 

@@ -132,9 +132,9 @@ class Frames:
         if one is not None and one[1] and (origin := self._origins.get(one[0])) is not None:
             return Where(origin.owner, origin.prefix, dict(origin.counts))
         if code.co_filename == CALLS:
-            owner = _locals(frame).get("self")
+            owner = _read(frame, "self")
         elif back.f_code.co_filename == CALLS:
-            owner = _locals(back).get("self")
+            owner = _read(back, "self")
             owner = owner if _is_forward(code, owner) else None
         else:
             return None
@@ -256,10 +256,14 @@ def runs_module(frame: Any) -> bool:
 
 def first_argument(frame: Any) -> Any:
     """What a function was given first."""
+    return _read(frame, frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+
+
+def _read(frame: Any, name: str) -> Any:
     values = _locals(frame)
-    first = values.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+    value = values.get(name)
     _let_go(frame, values)
-    return first
+    return value
 
 
 def _self_of(frame: Any) -> Any:

@@ -1,0 +1,98 @@
+"""What is asked for inside a forward: addresses as patterns, and what happens to a value that one of them means."""
+
+import inspect
+import types
+from typing import Any
+
+from torch import nn
+
+from tenterhook._address import matches, split_number
+from tenterhook._errors import EditError
+from tenterhook._names import COMPREHENSIONS, Spot, spots
+from tenterhook._tap import Tap
+
+_NO_FORWARD = nn.modules.module._forward_unimplemented.__code__
+
+
+class Pattern:
+    """An address as it was asked for, with the tap that is made again for each value which it means."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self.name, self.number = split_number(tap.site.address.inner)
+        *self.helpers, self.last = self.name.split("/")[1:]
+
+    def may_be_in(self, code: types.CodeType) -> bool:
+        """Whether a function may hold such a value, by its name."""
+        if not self.helpers:
+            return code.co_name == "forward" or code.co_name in COMPREHENSIONS or code in codes_of(self.tap.site.module)
+        helper = self.helpers[-1]
+        if "*" in helper or code.co_name in COMPREHENSIONS or code.co_name.strip("<>") == helper:
+            return True
+        return code.co_name == "forward" and helper in code.co_qualname.split(".")  # it goes by its class
+
+    def needs_hooks(self, codes: list[types.CodeType]) -> bool:
+        """Whether something else than operations may give such a variable its value: a module, perhaps."""
+        if not codes or self.helpers or "*" in self.last:
+            return True
+        return any(self.last in spots(code).givers for code in codes)
+
+    def means(self, name: str, number: int) -> bool:
+        """Whether it means the `number`-th assignment of a name within one call."""
+        if self.number is not None and self.number >= 0 and self.number != number:
+            return False
+        return matches(self.name, name)
+
+
+def codes_of(owner: Any) -> list[types.CodeType]:
+    """The code of a module's forward, its parents' too, or of a function that is no module."""
+    if not isinstance(owner, nn.Module):
+        return list(getattr(owner, "codes", ()))
+    forwards = [vars(owner).get("forward"), *(vars(cls).get("forward") for cls in type(owner).__mro__)]
+    plain = (inspect.unwrap(forward) for forward in forwards if callable(forward))
+    codes = (getattr(getattr(forward, "__func__", forward), "__code__", None) for forward in plain)
+    return [code for code in codes if code is not None and code is not _NO_FORWARD]
+
+
+def hand_to(
+    taps: list[Tap],
+    value: Any,
+    spot: Spot,
+    older: bool = False,
+    late: bool = False,
+    beside: bool = False,
+    in_place: bool = False,
+) -> Any:
+    """Have some taps look at a value or change it. Returns what takes its place, or None.
+
+    `older`: the operation only handed it on. `late`: it is in use. `beside`: it is computed for us alone. `in_place`:
+    the operation wrote it into a tensor, and nobody takes what it returned.
+    """
+    value = value() if beside else value
+    changed = None
+    for tap in taps:
+        is_grad = tap.site.address.grad
+        if (late and tap.changes) or (beside and (tap.changes or is_grad)):
+            _refuse(tap, spot, beside)
+        elif in_place and tap.changes:
+            new = tap(None, (), value if is_grad else value.clone())
+            if new is not None:
+                value.copy_(new)
+        else:
+            tap.older = older
+            new = tap(None, (), value if changed is None else changed)
+            changed = changed if new is None else new
+        if beside:
+            tap.note = "computed beside the fused kernel, from its own arguments: a second attention in time and memory"
+    return changed
+
+
+def _refuse(tap: Tap, spot: Spot, beside: bool) -> None:
+    if beside:
+        tap.missed = "it is computed beside the fused kernel, which does not use it: it can be looked at, and no more"
+    else:
+        tap.missed = f"it is no operation's own result there ({spot.text or spot.source}); edit it where it is made"
+    if not tap.site.wide:
+        if not tap.changes:
+            return
+        raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
