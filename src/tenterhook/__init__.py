@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenterhook._errors import EditError as EditError
     from tenterhook._errors import NotSeenError as NotSeenError
     from tenterhook._errors import OverwrittenError as OverwrittenError
+    from tenterhook._errors import RunError as RunError
     from tenterhook._errors import TenterhookError as TenterhookError
     from tenterhook._errors import TenterhookWarning as TenterhookWarning
     from tenterhook._listing import sites as sites
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from tenterhook._session import Report as Report
     from tenterhook._sites import Site as Site
     from tenterhook._sweep import sweep as sweep
+    from tenterhook.record._rule import Finding as Finding
+    from tenterhook.record._watch import watch as watch
+    from tenterhook.record.rules import all_rules as all_rules
+    from tenterhook.store._run import Run as Run
+    from tenterhook.store._run import open_run as open_run
 
 __version__ = "0.1.0"
 
@@ -43,6 +49,11 @@ _HOMES = {
     "load_edits": "_edit_file",
     "sweep": "_sweep",
     "sites": "_listing",
+    "watch": "record._watch",
+    "Finding": "record._rule",
+    "all_rules": "record.rules",
+    "open_run": "store._run",
+    "Run": "store._run",
     "Site": "_sites",
     "Report": "_session",
     "TenterhookError": "_errors",
@@ -52,6 +63,7 @@ _HOMES = {
     "EditError": "_errors",
     "NotSeenError": "_errors",
     "OverwrittenError": "_errors",
+    "RunError": "_errors",
 }
 
 __all__ = sorted(_HOMES)

@@ -5,7 +5,8 @@
     ├── NotSeenError      (LookupError)   the value was asked for, but never came
     ├── AmbiguousError    (LookupError)   the address means several values
     ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
-    └── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
+    ├── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
+    └── RunError          (ValueError)    a recorded run that cannot be read
     TenterhookWarning     (UserWarning)   something asked for had no effect
 
 Every message says what was asked, what was found, and what to do.
@@ -37,6 +38,10 @@ class OverwrittenError(TenterhookError, RuntimeError):
 
 class EditError(TenterhookError, RuntimeError):
     """A change that cannot be made at an address, or that gave something the model cannot go on with."""
+
+
+class RunError(TenterhookError, ValueError):
+    """A recorded run that is not there or cannot be read."""
 
 
 class TenterhookWarning(UserWarning):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from tenterhook import __version__
-from tenterhook.cli import sites
+from tenterhook.cli import run, sites, summary
 
-_COMMANDS = {"sites": sites}
+_COMMANDS = {"run": run, "summary": summary, "sites": sites}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,23 @@
+"""Print the verdict on a run again."""
+
+import argparse
+import sys
+
+from tenterhook._errors import TenterhookError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tenterhook summary`."""
+    parser.add_argument("run", nargs="?", default=".tenterhook/latest", help="its folder (.tenterhook/latest)")
+    parser.add_argument("--fail-on", choices=("note", "warn", "error"), help="exit with 3 if there is something of it")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it; 2 where there is no such run."""
+    from tenterhook.cli.run import say_verdict
+
+    try:
+        return say_verdict(options.run, quiet=False, fail_on=options.fail_on, stream=sys.stdout)
+    except (TenterhookError, ImportError) as error:
+        print(f"tenterhook summary: {error}", file=sys.stderr)
+        return 2

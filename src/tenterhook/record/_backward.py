@@ -1,0 +1,79 @@
+"""What a backward pass was called on, found from inside it, without patching anything."""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.autograd import graph
+
+_ENGINE = graph._engine_run_backward.__code__
+# What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
+_AROUND = ("MulBackward0", "DivBackward0", "ToCopyBackward0", "AddBackward0", "MeanBackward0", "AliasBackward0")
+
+
+def outermost_backward() -> FrameType | None:
+    """The frame in which the backward pass that runs now was started; on a GPU that is in another thread."""
+    here = _engine_frame(sys._getframe(1))
+    if here is not None:
+        return here
+    for frame in sys._current_frames().values():
+        if frame.f_code is _ENGINE:  # the thread that waits for the engine
+            return _engine_frame(frame)
+    return None
+
+
+def _engine_frame(frame: FrameType | None) -> FrameType | None:
+    found = None
+    for one in frames_from(frame):
+        if one.f_code is _ENGINE:
+            found = one  # a checkpoint can have started one inside another
+    return found
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those around it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def loss_of(frame: FrameType) -> Tensor | None:
+    """The scalar that backward() was called on."""
+    outputs = frame.f_locals.get("t_outputs", ())
+    first = outputs[0] if outputs else None
+    return first if isinstance(first, Tensor) and first.numel() == 1 else None
+
+
+def is_cross_entropy(loss: Tensor) -> str | None:
+    """The name of the graph node of a mean cross entropy that this loss is, if it is one."""
+    node: Any = loss.grad_fn
+    while node is not None and node.name() in _AROUND:
+        following = [one for one, _ in node.next_functions if one is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+    if node is None or not node.name().startswith("NllLoss"):
+        return None
+    try:
+        return node.name() if node._saved_reduction == 1 else None
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def find_scaler(frame: FrameType | None) -> GradScaler | None:
+    """A GradScaler in the variables of the frames around, or in the attributes of a `self` there."""
+    for one in frames_from(frame):
+        if one.f_code.co_filename == torch.__file__:
+            continue
+        for value in list(one.f_locals.values()):
+            if isinstance(value, GradScaler):
+                return value
+        owner = one.f_locals.get("self")
+        for value in list(getattr(owner, "__dict__", {}).values()):
+            if isinstance(value, GradScaler):
+                return value
+    return None

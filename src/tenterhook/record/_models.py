@@ -1,0 +1,168 @@
+"""The models of a training, found by their calls: their names, their modules, and what is known of their parameters."""
+
+import inspect
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from tenterhook._errors import AddressError
+from tenterhook._sites import resolve, shape_of, tensors_of, unwrap, walk
+from tenterhook.record._backward import frames_from
+
+_OURS = __name__.partition(".")[0]
+_MOST_FRAMES = 40
+
+
+class Model:
+    """One model under watch: the name that a person would know it by, and its modules by address."""
+
+    def __init__(self, name: str, module: nn.Module, selectors: tuple[str, ...]) -> None:
+        self.name = name
+        self.module = weakref.ref(module)
+        self.kind = type(unwrap(module)).__name__
+        self.modules: list[tuple[str, Any]] = []  # address and weak reference, each module once
+        self.parameters: dict[int, tuple[str, str, Any]] = {}  # by id: address, class of the holder, weak reference
+        self.compiled = False
+        self.hooks: dict[str, Any] = {}  # by address, kept for the next sampled step
+        self._selectors = selectors
+        self._described: dict[str, Any] = {"name": name, "class": self.kind}
+        self.look()
+
+    def look(self) -> None:
+        """See which modules and parameters there are (a lazy module has more after its first call)."""
+        module = self.module()
+        if module is None:
+            return
+        wanted = self._wanted(module)
+        seen: set[int] = set()
+        self.modules = []
+        for name, one in walk(module):
+            if id(one) not in seen:
+                seen.add(id(one))
+                if wanted is None or name in wanted:
+                    self.modules.append((name, weakref.ref(one)))
+        kept: dict[int, tuple[str, str, Any]] = {}
+        for name, (holder, tensor) in tensors_of(module, "parameter"):
+            if id(tensor) not in kept and (wanted is None or name in wanted or name.rpartition(".")[0] in wanted):
+                kept[id(tensor)] = (name, type(holder).__name__, weakref.ref(tensor))
+        self.parameters = kept
+
+    def _wanted(self, module: nn.Module) -> set[str] | None:
+        if not self._selectors:
+            return None
+        found = set()
+        for selector in self._selectors:
+            try:
+                found |= {site.address.name for site in resolve(module, selector)}
+            except AddressError:
+                continue  # another model has it, or none has: the verdict then says that nothing was recorded
+        return found
+
+    def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        """Address and tensor of those that are still there."""
+        for name, _, reference in self.parameters.values():
+            tensor = reference()
+            if tensor is not None:
+                yield name, tensor
+
+    def describe(self) -> dict[str, Any]:
+        """As the run has it on disk: the tree of modules, with their classes and where those are written."""
+        module = self.module()
+        if module is None:  # it is gone; what was said last time holds
+            return self._described
+        tree = []
+        for name, reference in self.modules:
+            one = reference()
+            if one is not None:
+                shapes = {k: list(shape_of(p)) for k, p in one._parameters.items() if p is not None}
+                tree.append({"site": name, "class": type(one).__name__, "source": _source(type(one)), "shapes": shapes})
+        known = {id(p): p for p in module.parameters() if not isinstance(p, nn.UninitializedParameter)}
+        total = sum(p.numel() for p in known.values())
+        trained = sum(p.numel() for p in known.values() if p.requires_grad)
+        facts = {"name": self.name, "class": self.kind, "parameters": total, "trainable": trained}
+        self._described = {**facts, "compiled": self.compiled, "modules": tree}
+        return self._described
+
+
+class Models:
+    """All models that were seen, and whose a module or a parameter is."""
+
+    def __init__(self, selectors: tuple[str, ...] = ()) -> None:
+        self.all: list[Model] = []
+        self._selectors = selectors
+        self._modules: dict[int, Any] = {}
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module belongs to one of the models."""
+        known = self._modules.get(id(module))
+        return known is not None and known() is module
+
+    def add(self, name: str, module: nn.Module) -> Model:
+        """Watch one more model."""
+        taken = {model.name for model in self.all}
+        unique = next(n for k in range(1, 1_000_000) if (n := name if k == 1 else f"{name}-{k}") not in taken)
+        model = Model(unique, module, self._selectors)
+        self.all.append(model)
+        self._remember(module)
+        return model
+
+    def discover(self, module: nn.Module, frame: FrameType | None) -> Model:
+        """The model that a module that was called belongs to: itself, or one in a variable of the code that calls."""
+        name, whole = _around(module, frame)
+        for model in self.all:
+            if model.module() is whole:
+                model.look()
+                self._remember(whole)
+                self._modules[id(module)] = weakref.ref(module)
+                return model
+        found = self.add(name, whole)
+        self._modules[id(module)] = weakref.ref(module)
+        return found
+
+    def parameter(self, tensor: Tensor) -> tuple[Model, str, str] | None:
+        """The model, the address and the holder's class of a parameter."""
+        for model in self.all:
+            known = model.parameters.get(id(tensor))
+            if known is not None and known[2]() is tensor:
+                return model, known[0], known[1]
+        return None
+
+    def _remember(self, module: nn.Module) -> None:
+        for one in (module, *module.modules(), *(m for _, m in walk(module))):
+            self._modules[id(one)] = weakref.ref(one)
+
+
+def _around(module: nn.Module, frame: FrameType | None) -> tuple[str, nn.Module]:
+    """The largest module that holds this one, among the variables of the frames that call it, and its name there."""
+    best: tuple[str, nn.Module] = (type(unwrap(module)).__name__, module)
+    size = 0
+    for depth, one in enumerate(frames_from(frame)):
+        if depth > _MOST_FRAMES:
+            break
+        if one.f_globals.get("__name__", "").partition(".")[0] in ("torch", _OURS):
+            continue
+        for name, value in list(one.f_locals.items()):
+            if isinstance(value, nn.Module) and (held := _held(value, module)) > size:
+                size, best = held, (_readable(name, value), value)
+    return best
+
+
+def _held(whole: nn.Module, part: nn.Module) -> int:
+    """How many modules it holds, if this one is among them."""
+    ids = {id(m) for m in whole.modules()} | {id(m) for _, m in walk(whole)}
+    return len(ids) if id(part) in ids or id(unwrap(part)) in ids else 0
+
+
+def _readable(name: str, module: nn.Module) -> str:
+    return type(unwrap(module)).__name__ if name in ("self", "_", "module", "m", "mod") else name
+
+
+def _source(cls: type) -> str:
+    try:
+        file = inspect.getsourcefile(cls) or ""
+        return f"{file}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return ""

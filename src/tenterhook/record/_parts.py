@@ -1,0 +1,180 @@
+"""What happens between two steps of an optimizer, and how it becomes a step on the host.
+
+A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
+the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
+divided by the scale; a micro-batch after which the scale fell had overflowed, its step was left out, and its
+gradients are too.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
+
+from tenterhook.record._gather import Gather, Scalars
+from tenterhook.record._places import Place
+from tenterhook.record._step import Parameter, Rows, Step
+from tenterhook.stats import BINS, NUMBERS
+
+_MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
+
+
+class Micro:
+    """One forward and its backward."""
+
+    def __init__(self, at_once: set[int]) -> None:
+        self.gather = Gather(at_once)
+        self.scalars = Scalars()
+        self.values: dict[int, Any] = {}
+        self.tasks: set[int] = set()
+        self.modes: dict[tuple[str, str], bool] = {}
+        self.last_shape: tuple[int, ...] = ()
+        self.has_scale = False
+
+    def ready(self) -> bool:
+        """Whether all numbers are on the host."""
+        return self.scalars.ready() and all(block.ready() for block in self.gather.blocks)
+
+
+class Part:
+    """Everything since an optimizer last stepped."""
+
+    def __init__(self, at_once: set[int], sampled: bool) -> None:
+        self.sampled = sampled
+        self.micros = [Micro(at_once)]
+        self.handles: list[RemovableHandle] = []
+        self.parameters: list[Parameter] = []
+        self.rates: tuple[float, ...] = ()
+        self.classes: int | None = None
+        self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
+
+    def close(self) -> None:
+        """Nothing more comes: send what there is to the host."""
+        for handle in self.handles:
+            handle.remove()
+        for micro in self.micros:
+            micro.values.clear()
+            micro.gather.settle()
+            micro.scalars.send()
+
+
+class Pending:
+    """A step whose numbers may still be on their way."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.parts: list[Part] = []
+        self.seconds = self.time = self.spent = 0.0
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its values were measured."""
+        return any(part.sampled for part in self.parts)
+
+    def ready(self) -> bool:
+        """Whether it can be made without waiting for a device."""
+        return all(micro.ready() for part in self.parts for micro in part.micros)
+
+    def make(self, places: Sequence[Place]) -> Step:
+        """The step, on the host."""
+        step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
+        losses: list[float] = []
+        owners: list[int] = []
+        numbers: list[NDArray[np.float64]] = []
+        bins: list[NDArray[np.int32]] = []
+        for part in self.parts:
+            step.rates += part.rates
+            step.parameters = [*step.parameters, *part.parameters]
+            step.classes = step.classes or part.classes
+            facts = [dict(micro.scalars.read()) for micro in part.micros]
+            for i, micro in enumerate(part.micros):
+                step.training.update(micro.modes)
+                losses += self._scalars(step, facts[i])
+                fell = _fell(facts, i)
+                step.skipped += fell + (facts[i].get("skipped", 0) > 0)
+                _collect(places, micro, facts[i], fell, part.unscaled_late, (owners, numbers, bins))
+        step.backwards = len(losses)
+        step.loss = sum(losses) / len(losses) if losses else None
+        if owners:
+            merged = _merge(np.array(owners), np.concatenate(numbers), np.concatenate(bins))
+            step.rows = Rows([places[i] for i in merged[0]], merged[1], merged[2])
+            step.calls = merged[3]
+        return step
+
+    def _scalars(self, step: Step, facts: dict[Any, float]) -> list[float]:
+        scale = facts.get("scale")
+        step.scale = scale if scale is not None else step.scale
+        losses = []
+        for key, value in facts.items():
+            if isinstance(key, tuple):
+                name, which = key
+                if name == "loss":
+                    losses.append(value / (scale or 1.0))
+                else:
+                    getattr(step, name)[which] = value
+        return losses
+
+
+def _fell(facts: Sequence[dict[Any, float]], i: int) -> bool:
+    """Whether the scale was lower after a micro-batch than at its start."""
+    before = facts[i].get("scale")
+    after = facts[i].get("scale after") or (facts[i + 1].get("scale") if i + 1 < len(facts) else None)
+    return before is not None and after is not None and after < before
+
+
+def _collect(
+    places: Sequence[Place], micro: Micro, facts: dict[Any, float], fell: bool, late: bool, into: tuple[Any, Any, Any]
+) -> None:
+    """The rows of a micro-batch, each as often as it has places, with gradients as they are without a scale."""
+    scaled = {"output_grad", "parameter_grad"} if late else {"output_grad"}
+    scale = facts.get("scale") or 1.0
+    owners, numbers, bins = into
+    for block in micro.gather.blocks:
+        rows = [(i, place) for i, its in enumerate(block.places) for place in its]
+        rows = [(i, place) for i, place in rows if not (fell and places[place].what == "output_grad")]
+        if not rows:
+            continue
+        which = [i for i, _ in rows]
+        row_numbers, row_bins = (array[which] for array in block.arrays())
+        if scale != 1.0:
+            mask = np.array([places[place].what in scaled for _, place in rows])
+            row_numbers[mask], row_bins[mask] = divided(row_numbers[mask], row_bins[mask], scale)
+        owners += [place for _, place in rows]
+        numbers.append(row_numbers)
+        bins.append(row_bins.astype(np.int32, copy=False))
+
+
+def divided(
+    numbers: NDArray[np.float64], bins: NDArray[np.int32], scale: float
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """What the numbers would be if all values were divided; a scale is a power of two, so the bins just move."""
+    numbers = numbers.copy()
+    for name, power in (("sum", 1), ("sumsq", 2), ("min", 1), ("max", 1)):
+        numbers[:, NUMBERS.index(name)] /= scale**power
+    shift = round(math.log2(scale))
+    halves = bins.reshape(-1, 2, BINS // 2)
+    moved = np.zeros_like(halves)
+    moved[:, :, 0], moved[:, :, 255] = halves[:, :, 0], halves[:, :, 255]
+    to = np.clip(np.arange(1, 255) - shift, 0, 254)  # what falls below the smallest is counted with zero
+    for k, bin_ in enumerate(to, 1):
+        moved[:, :, bin_] += halves[:, :, k]
+    return numbers, moved.reshape(bins.shape)
+
+
+def _merge(
+    owners: NDArray[np.int64], numbers: NDArray[np.float64], bins: NDArray[np.int32]
+) -> tuple[list[int], NDArray[np.float64], NDArray[np.int32], list[int]]:
+    """One row for each place, and how many went into it."""
+    order = np.argsort(owners, kind="stable")
+    owners, numbers, bins = owners[order], numbers[order], bins[order]
+    starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
+    if len(starts) < len(owners):
+        merged = np.add.reduceat(numbers, starts)
+        merged[:, _MIN] = np.minimum.reduceat(numbers[:, _MIN], starts)
+        merged[:, _MAX] = np.maximum.reduceat(numbers[:, _MAX], starts)
+        numbers, bins = merged, np.add.reduceat(bins, starts)
+    calls = np.diff(np.r_[starts, len(owners)])
+    return owners[starts].tolist(), numbers, bins, calls.tolist()

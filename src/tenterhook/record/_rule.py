@@ -1,0 +1,77 @@
+"""What a rule is. One that you write needs a name and `look`; ten lines will do:
+
+    class Cold:
+        name = "cold layer"
+
+        def look(self, step):
+            outputs = step.of("output")
+            for place, rms in zip(outputs.places, outputs.rms):
+                if rms < 1e-3:
+                    yield Finding(self.name, "warn", step.number, f"rms {rms:.1e}", place)
+
+`watch(model, rules=[*all_rules(), Cold()])`, or `tenterhook run --rules FILE.py:Cold train.py`.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from tenterhook.record._places import Place
+from tenterhook.record._step import Step
+
+SEVERITIES = ("note", "warn", "error")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says about one place, at the step where it first held."""
+
+    rule: str
+    severity: str  # one of SEVERITIES
+    step: int
+    text: str  # what was found, in a line
+    place: Place | None = None
+    why: str = ""  # why it matters
+    then: str = ""  # what to do
+
+
+class Rule(Protocol):
+    """Looks at every step, sampled or not, and yields what it finds. It may keep state."""
+
+    name: str
+
+    def look(self, step: Step) -> Iterable[Finding]:
+        """Findings that this step adds; a place that was reported once need not be again."""
+        ...
+
+
+class Checked:
+    """A base for rules that can tell why they had nothing to check."""
+
+    name: ClassVar[str]
+    needs: ClassVar[str] = "nothing was sampled"
+    has_looked = False
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why nothing was checked, or None."""
+        return None if self.has_looked else self.needs
+
+
+class Persistent:
+    """Counts how often something held in the last few looks: `so(key, holds)` is true from `many` of `of` on."""
+
+    def __init__(self, many: int = 5, of: int = 8) -> None:
+        self._many, self._of = many, of
+        self._seen: dict[Hashable, deque[bool]] = {}
+        self._done: set[Hashable] = set()
+
+    def so(self, key: Hashable, holds: bool) -> bool:
+        """Whether it is to be reported now; once for each key."""
+        seen = self._seen.setdefault(key, deque(maxlen=self._of))
+        seen.append(holds)
+        if sum(seen) >= self._many and key not in self._done:
+            self._done.add(key)
+            return True
+        return False

@@ -1,0 +1,40 @@
+"""Which steps are sampled: all of the first, then every N-th, all again after a finding; fewer under a budget."""
+
+
+class Schedule:
+    """Say which steps to sample. With a budget, one is passed over while the cost so far is above that share."""
+
+    def __init__(self, every: int = 10, dense: int = 20, budget: float | None = None) -> None:
+        self.every = every
+        self.dense = dense
+        self.budget = budget
+        self.passed_over = 0
+        self._dense_until = dense
+        self._spent = self._time = 0.0
+        self._last_cost = 0.0
+
+    def wants(self, step: int) -> bool:
+        """Whether a step is to be sampled."""
+        if step < self.dense:
+            return True
+        if step >= self._dense_until and step % self.every:
+            return False
+        if self.budget is not None and self._spent + self._last_cost > self.budget * self._time:
+            self.passed_over += 1
+            return False
+        return True
+
+    def paid(self, seconds: float, spent: float, sampled: bool) -> None:
+        """A step took so long, of which recording took a part."""
+        self._time += seconds
+        self._spent += spent
+        if sampled:
+            self._last_cost = spent
+
+    def found(self, step: int) -> None:
+        """After a finding the next steps are all of interest."""
+        self._dense_until = max(self._dense_until, step + self.dense // 2)
+
+    def describe(self) -> dict[str, object]:
+        """As run.json has it."""
+        return {"every": self.every, "dense": self.dense, "budget": self.budget, "passed_over": self.passed_over}

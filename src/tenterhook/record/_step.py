@@ -1,0 +1,143 @@
+"""A step as rules see it: one row of numbers per place, as arrays, and a few facts. No torch here."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenterhook.record._places import Place
+from tenterhook.stats import BINS, NUMBERS, Stats
+
+Floats = NDArray[np.float64]
+
+
+class Rows:
+    """Some rows of a step: `places` says whose each one is, the columns are arrays of the same length."""
+
+    def __init__(self, places: Sequence[Place], numbers: Floats, histogram: Any) -> None:
+        self.places = places
+        self.numbers = numbers
+        self._histogram = histogram  # an array, or the rows of another one
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getattr__(self, name: str) -> Floats:
+        if name not in NUMBERS:
+            raise AttributeError(name)
+        return self.numbers[:, NUMBERS.index(name)]
+
+    @property
+    def histogram(self) -> NDArray[np.int32]:
+        """How many values of each row are in each bin."""
+        if isinstance(self._histogram, tuple):
+            whole, rows = self._histogram
+            self._histogram = whole.histogram[rows]
+        return self._histogram
+
+    def where(self, mask: Any) -> "Rows":
+        """Those rows for which the mask holds, or with these indices."""
+        kept = np.asarray(mask)
+        kept = np.flatnonzero(kept) if kept.dtype == bool else kept
+        return Rows([self.places[i] for i in kept.tolist()], self.numbers[kept], (self, kept))
+
+    @property
+    def infinite(self) -> Floats:
+        """How many values are infinite or NaN."""
+        return self.numbers[:, 1:4].sum(1)
+
+    @property
+    def finite(self) -> Floats:
+        """How many values are neither."""
+        return self.count - self.infinite
+
+    @property
+    def mean(self) -> Floats:
+        """The means of the finite values."""
+        return self.sum / np.maximum(self.finite, 1)
+
+    @property
+    def rms(self) -> Floats:
+        """The roots of the mean squares of the finite values."""
+        return np.sqrt(self.sumsq / np.maximum(self.finite, 1))
+
+    @property
+    def std(self) -> Floats:
+        """The standard deviations of the finite values."""
+        square = self.sumsq / np.maximum(self.finite, 1)
+        return np.where(self.min == self.max, 0.0, np.sqrt(np.maximum(square - self.mean**2, 0)))
+
+    @property
+    def absmax(self) -> Floats:
+        """The largest magnitudes."""
+        return np.where(self.finite > 0, np.maximum(-self.min, self.max), np.nan)
+
+    def stats(self, row: int) -> Stats:
+        """One row by itself."""
+        values = dict(zip(NUMBERS, self.numbers[row].tolist(), strict=True))
+        for name in ("count", "nan", "pos_inf", "neg_inf", "zeros", "sampled"):
+            values[name] = int(values[name])
+        bins = {int(k): int(self.histogram[row, k]) for k in np.flatnonzero(self.histogram[row])}
+        return Stats(**values, histogram=bins)
+
+
+NO_ROWS = Rows((), np.zeros((0, len(NUMBERS))), np.zeros((0, BINS), np.int32))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a step knows about a parameter, beside its numbers."""
+
+    model: str
+    site: str
+    trainable: bool
+    has_gradient: bool
+    rate: float | None  # the learning rate of its group; None where no optimizer has it
+    size: int
+
+
+@dataclass
+class Step:
+    """One step. Where it was not sampled, `rows` is empty and only the loss, the rates and the times are known."""
+
+    number: int
+    loss: float | None = None
+    rates: tuple[float, ...] = ()
+    seconds: float = 0.0
+    time: float = 0.0
+    spent: float = 0.0
+    backwards: int = 0
+    skipped: int = 0  # optimizer steps that a GradScaler left out
+    scale: float | None = None
+    sampled: bool = False
+    rows: Rows = NO_ROWS
+    calls: Sequence[int] = ()  # per row: how many measurements are in it
+    dead: dict[int, float] = field(default_factory=dict)  # by place number: share of units that never fire
+    saturated: dict[int, float] = field(default_factory=dict)
+    training: dict[tuple[str, str], bool] = field(default_factory=dict)  # of BatchNorms, by model and site
+    parameters: Sequence[Parameter] = ()
+    classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
+    _kinds: dict[str, Rows] | None = None
+
+    def of(self, what: str) -> Rows:
+        """The rows of one kind, in the order in which the model reaches them."""
+        if self._kinds is None:
+            self._kinds = {}
+            rows: dict[str, list[int]] = {}
+            for i, place in enumerate(self.rows.places):
+                rows.setdefault(place.what, []).append(i)
+            self._kinds = {kind: self.rows.where(np.array(which)) for kind, which in rows.items()}
+        return self._kinds.get(what, NO_ROWS)
+
+    @functools.cached_property
+    def reached(self) -> dict[tuple[str, str], int]:
+        """By model and site of a module: its place in the order of the forward."""
+        return {(place.model, place.site): place.number for place in self.of("output").places}
+
+    @functools.cached_property
+    def rate(self) -> dict[tuple[str, str], float | None]:
+        """By model and site of a parameter: its learning rate."""
+        return {(p.model, p.site): p.rate for p in self.parameters}

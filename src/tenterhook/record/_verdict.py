@@ -1,0 +1,188 @@
+"""The verdict: what the rules found in a run, as a person reads it. Works on the files; torch is not needed."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenterhook.record._rule import SEVERITIES
+from tenterhook.store._run import Run
+
+_MARKS = {"error": "✖", "warn": "▲", "note": "●"}
+_COLOURS = {"error": "31;1", "warn": "33;1", "note": "36", "clean": "32", "dim": "2", "bold": "1"}
+RANKS = "ranks that disagree"
+
+
+@dataclass
+class Verdict:
+    """Findings, worst first, and what was clean or not checked; `str()` is the box."""
+
+    folder: str
+    title: str
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    clean: list[str] = field(default_factory=list)
+    unchecked: list[tuple[str, str]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> "Verdict":
+        """The verdict on a run as it is on disk now."""
+        info = run.rank_info(0)
+        findings = [row for row in run.findings().to_pylist()]
+        states = info.get("rules", [])
+        verdict = cls(str(run.folder), _title(run, info), _grouped(findings))
+        found = {row["rule"] for row in verdict.findings}
+        verdict.clean = [s["rule"] for s in states if s["state"] == "clean" and s["rule"] not in found]
+        verdict.unchecked = [(s["rule"], s["why"]) for s in states if s["state"] == "not checked"]
+        if len(run.ranks) > 1:
+            verdict._compare_ranks(run)
+        verdict.remarks = list(_remarks(run, info))
+        order = {name: i for i, name in enumerate(reversed(SEVERITIES))}
+        verdict.findings.sort(key=lambda row: (order.get(row["severity"], 9), row["step"]))
+        return verdict
+
+    @property
+    def worst(self) -> str | None:
+        """The severity of the worst finding, or None."""
+        return self.findings[0]["severity"] if self.findings else None
+
+    def __str__(self) -> str:
+        return self.box()
+
+    def box(self, width: int = 100, colour: bool = False) -> str:
+        """The verdict in a frame, at most so wide."""
+        paint = _paint if colour else lambda text, _: text
+        inner = max(40, width - 4)
+        lines = [line for lines in self._lines(inner, paint) for line in lines]
+        head = textwrap.shorten(self.title, inner - 15, placeholder=" …")
+        top = f"┌ {paint('tenterhook', 'bold')} ─ {head} {'─' * max(0, inner - len(head) - 13)}┐"
+        foot = f"tenterhook summary {self.folder}"
+        bottom = f"└ {foot} {'─' * max(0, inner - len(foot) - 0)}┘"
+        return "\n".join([top, *(f"│ {text}{' ' * (inner - length)} │" for text, length in lines), bottom])
+
+    def _lines(self, width: int, paint: Any) -> Iterator[list[tuple[str, int]]]:
+        for row in self.findings:
+            yield _finding(row, width, paint)
+        if not self.findings:
+            checked = f"{len(self.clean)} checks" if self.clean else "nothing"
+            yield _wrapped(f"✔ {checked} found a fault" if not self.clean else "✔ nothing found", width, paint, "clean")
+        if self.clean:
+            yield _wrapped(f"✔ {len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
+        if self.unchecked:
+            names = "; ".join(f"{name} ({why})" for name, why in self.unchecked)
+            yield _wrapped(f"○ {len(self.unchecked)} not checked: {names}", width, paint, "dim")
+        for remark in self.remarks:
+            yield _wrapped(f"· {remark}", width, paint, "dim")
+
+    def _compare_ranks(self, run: Run) -> None:
+        """Parameters that every rank should have alike, step by step."""
+        import pyarrow.compute as pc
+
+        table = run.table("stats")
+        rows = table.filter(pc.equal(table["what"], "parameter")).select(
+            ["step", "model", "site", "rank", "sum", "sumsq", "count"]
+        )
+        seen: dict[Any, tuple[int, Any]] = {}
+        compared = False
+        for row in sorted(rows.to_pylist(), key=lambda r: (r["step"], r["rank"])):
+            key = (row["step"], row["model"], row["site"])
+            value = (row["sum"], row["sumsq"], row["count"])
+            rank, first = seen.setdefault(key, (row["rank"], value))
+            compared |= rank != row["rank"]
+            if first[2] == value[2] and not _alike(first, value):
+                text = f"ranks {rank} and {row['rank']} have different values"
+                why = "each rank trains a model of its own, and what is saved is only one of them"
+                then = "wrap the model in DistributedDataParallel; seed all ranks alike before it is built"
+                where = {"model": row["model"], "site": row["site"], "what": "parameter", "rank": row["rank"]}
+                texts = {"rule": RANKS, "severity": "error", "text": text, "why": why, "then": then}
+                self.findings.append({"step": row["step"], **texts, **where, "more": 0})
+                return
+        if compared:
+            self.clean.append(RANKS)
+        else:
+            self.unchecked.append((RANKS, "no step was sampled by two ranks"))
+
+
+def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x == y or abs(x - y) <= 1e-6 * (abs(x) + abs(y)) for x, y in zip(a[:2], b[:2], strict=True))
+
+
+def _grouped(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each rule, rank and severity: the first, and how many more there are."""
+    groups: dict[Any, dict[str, Any]] = {}
+    for row in findings:
+        key = (row["rule"], row["severity"])
+        if key in groups:
+            groups[key]["more"] += 1
+        else:
+            groups[key] = {**row, "more": 0}
+    return list(groups.values())
+
+
+def _title(run: Run, info: dict[str, Any]) -> str:
+    models = info.get("models", [])
+    if not models:
+        what = "no model was seen"
+    elif len(models) == 1:
+        one = models[0]
+        what = f"{one['name']} ({one['class']}, {_many(one.get('parameters', 0))} parameters)"
+    else:
+        total = sum(model.get("parameters", 0) for model in models)
+        what = f"{len(models)} models ({', '.join(m['name'] for m in models[:3])}, {_many(total)} parameters)"
+    steps = info.get("steps", 0)
+    parts = [what, f"{steps:,} steps, {info.get('sampled', 0):,} sampled"]
+    if len(run.ranks) > 1:
+        parts.append(f"{len(run.ranks)} ranks")
+    if info.get("overhead") is not None:
+        parts.append(f"overhead {info['overhead']:.1%}")
+    return " · ".join(parts)
+
+
+def _many(number: int) -> str:
+    for size, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {name}"
+    return str(number)
+
+
+def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
+    if info.get("failed"):
+        yield f"recording stopped early: {info['failed']}"
+    if "ended" not in info:
+        yield "the program has not ended, or was killed; this is how far it was written"
+    elif info["ended"] not in ("finished", "exit 0"):
+        yield f"the program ended with {info['ended']}"
+    if any(model.get("compiled") for model in info.get("models", [])):
+        yield "activations were not recorded: the model runs under torch.compile"
+
+
+def _finding(row: dict[str, Any], width: int, paint: Any) -> list[tuple[str, int]]:
+    severity = row["severity"]
+    where = f"{row['model']}: {row['site']}" if row.get("site") else (row.get("model") or "")
+    kind = {"output": "", "parameter": "", None: ""}.get(
+        row.get("what"), f" ({(row.get('what') or '').replace('_', ' ')})"
+    )
+    since = f"step {row['step']:,}" + (f", rank {row['rank']}" if row.get("rank") else "")
+    head = f"{_MARKS.get(severity, '●')} {row['rule']}"
+    rest = "  ".join(part for part in (where + kind if where else "", f"since {since}") if part)
+    if row["more"]:
+        rest += f"  (+{row['more']} more)"
+    first = textwrap.shorten(f"{head}  {rest}", width, placeholder=" …")
+    lines = [(paint(first[: len(head)], severity) + first[len(head) :], len(first))]
+    for label, text in (("", row["text"]), ("why", row["why"]), ("next", row["then"])):
+        if text:
+            lines += [(line, len(line)) for line in _hanging(label, text, width)]
+    return lines
+
+
+def _hanging(label: str, text: str, width: int) -> list[str]:
+    start = f"  {label + ':' if label else '':6}" if label else "  "
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _wrapped(text: str, width: int, paint: Any, colour: str) -> list[tuple[str, int]]:
+    return [(paint(line, colour), len(line)) for line in textwrap.wrap(text, width, subsequent_indent="  ")]
+
+
+def _paint(text: str, colour: str) -> str:
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

@@ -1,0 +1,153 @@
+"""watch: record a training from inside a program; and the same recorder for `tenterhook run`."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tenterhook._errors import TenterhookWarning
+from tenterhook._sites import check_model
+from tenterhook.record._judge import Judge
+from tenterhook.record._log import Log, surroundings
+from tenterhook.record._places import KINDS
+from tenterhook.record._recorder import Recorder
+from tenterhook.record._rule import Rule
+from tenterhook.record._schedule import Schedule
+from tenterhook.record._step import Step
+from tenterhook.record.rules import all_rules
+from tenterhook.store._run import Run, open_run
+from tenterhook.store._schemas import arrow
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record and how often."""
+
+    every: int = 10
+    dense: int = 20  # steps at the start of which each is sampled
+    budget: float | None = None
+    what: tuple[str, ...] = KINDS
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: sample every N-th step, with N of 1 or more")
+        unknown = [name for name in self.what if name not in KINDS]
+        if unknown:
+            raise ValueError(f"there is nothing called {', '.join(unknown)} to record; there are {', '.join(KINDS)}")
+        if self.budget is not None and not 0 < self.budget < 1:
+            raise ValueError(f"budget={self.budget}: a share of the time between 0 and 1, such as 0.03")
+
+
+class Recording:
+    """A run that is being recorded: the recorder, the rules and the files."""
+
+    def __init__(self, folder: Path, options: Options, rules: Iterable[Rule] | None, command: list[str]) -> None:
+        arrow()
+        self.folder = folder
+        schedule = Schedule(options.every, options.dense, options.budget)
+        self.judge = Judge(all_rules() if rules is None else rules)
+        self.rank = int(os.environ.get("RANK", "0"))
+        described = {"every": options.every, "dense": options.dense, "budget": options.budget}
+        info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
+        self.log = Log(folder, self.rank, self.judge, info)
+        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        self._described = 0
+        self._pid = os.getpid()
+
+    def _take(self, step: Step) -> None:
+        if self.log.take(step):
+            self.recorder.schedule.found(step.number)
+        if len(self.recorder.models.all) != self._described:
+            self._described = len(self.recorder.models.all)
+            self._describe()
+
+    def _describe(self, **facts: Any) -> None:
+        models = [model.describe() for model in self.recorder.models.all]
+        self.log.describe(models=models, failed=self.recorder.failed, **facts)
+
+    def _complain(self, what: str) -> None:
+        said = f"tenterhook: recording stopped ({what}); the program goes on unchanged"
+        print(said, file=sys.stderr, flush=True)  # noqa: T201  # there is nobody else to tell
+
+    def close(self, ended: str) -> bool:
+        """Write the rest. False in a forked process, which has nothing to do with it."""
+        if os.getpid() != self._pid:
+            return False
+        self.recorder.finish()
+        try:
+            self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
+            self.log.close()
+        except Exception as error:  # a full disk, most likely: what was flushed can be read
+            self.recorder.fail(error)
+        return True
+
+
+class watch:
+    """Record the training of a model while the block runs: statistics over time, and what the rules find.
+
+        with watch(model, to="runs/x") as run:
+            train(model)
+        print(run.verdict())
+
+    Steps are those of the optimizer that has the model's parameters, which is found by itself. All of the first 20
+    are sampled, then every 10th, and all for a while after a finding. `rules` replaces the set of rules.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        to: str | os.PathLike[str] = "runs/watched",
+        every: int = 10,
+        *,
+        sites: str | Sequence[str] = (),
+        what: Sequence[str] = KINDS,
+        rules: Iterable[Rule] | None = None,
+    ) -> None:
+        check_model(model, "watch")
+        self._model = model
+        self._optimizer = optimizer
+        self._rules = None if rules is None else list(rules)
+        self._options = Options(every, what=tuple(what), sites=(sites,) if isinstance(sites, str) else tuple(sites))
+        self._to = Path(to)
+        self._recording: Recording | None = None
+
+    def __enter__(self) -> "watch":
+        if self._recording is not None:
+            raise RuntimeError("a watch can be entered once; make a new one for the next block")
+        if (self._to / "run.json").exists() and os.environ.get("RANK", "0") == "0":
+            raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`")
+        self._to.mkdir(parents=True, exist_ok=True)
+        self._recording = Recording(self._to, self._options, self._rules, list(sys.argv))
+        self._recording.recorder.install([("model", self._model)], self._optimizer)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        recording = self._recording
+        assert recording is not None
+        recording.close("finished" if kind is None else kind.__name__)
+        if kind is None and recording.log.steps == 0 and recording.recorder.failed is None:
+            what = "neither a step of an optimizer with its parameters nor a call of the model was seen"
+            warnings.warn(f"watch recorded nothing: {what}", TenterhookWarning, stacklevel=2)
+
+    @property
+    def findings(self) -> list[Any]:
+        """What the rules have found so far."""
+        return [] if self._recording is None else list(self._recording.judge.findings)
+
+    def open(self) -> Run:
+        """The run, as `open_run` gives it."""
+        return open_run(self._to)
+
+    def verdict(self) -> str:
+        """The findings, as text for a person."""
+        from tenterhook.record._verdict import Verdict
+
+        return str(Verdict.of(self.open()))
