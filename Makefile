@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test lint bench clean
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/tenterhook run examples/faulty.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -21,6 +21,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/edit.py
 	$(BIN)/python benchmarks/inner.py
+	$(BIN)/python benchmarks/watch.py
 
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

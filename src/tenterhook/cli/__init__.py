@@ -21,9 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         help_line = (command.__doc__ or "").partition("\n")[0]
-        sub = commands.add_parser(name, help=help_line, description=help_line)
+        sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         command.add_arguments(sub)
-    options = parser.parse_args(argv)
+    words, program = run.split(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(words)
+    if options.command == "run":  # whatever its program raises is the program's
+        return run.run(options, program)
     try:
         return _COMMANDS[options.command].run(options)
     except BrokenPipeError:  # `| head` has seen enough

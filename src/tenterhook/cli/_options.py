@@ -38,6 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="say nothing, just record")
 
 
+def takes_value(word: str) -> bool:
+    """Whether the next word belongs to this one."""
+    return word.startswith("--") and word[2:] in _OPTIONS
+
+
 def settled(given: argparse.Namespace) -> Settled:
     """Their values; ValueError where one makes no sense."""
     table = _from_pyproject()

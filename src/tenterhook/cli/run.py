@@ -7,30 +7,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tenterhook.cli._options import add_options, settled
-from tenterhook.cli._program import Program, find_program
+from tenterhook.cli._options import add_options, settled, takes_value
+from tenterhook.cli._program import Program, find_program, wait_for_threads
+from tenterhook.cli._say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook run`: ours before the script, the script's after it."""
     parser.usage = "tenterhook run [options] script.py [args…] | -m module [args…] | -c code [args…]"
     add_options(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    parser.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="run code, as python -c does")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
 
-def run(options: argparse.Namespace) -> int:
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words, and those of the program: from the script, `-m` or `-c` on. argparse would mix them up."""
+    words = list(words)
+    if words[:1] != ["run"]:
+        return words, []
+    i = 1
+    while i < len(words) and words[i].startswith("-") and not words[i].startswith(("-m", "-c")):
+        if words[i] == "--":
+            return words[:i], words[i + 1 :]
+        i += 2 if takes_value(words[i]) else 1
+    return words[:i], words[i:]
+
+
+def run(options: argparse.Namespace, words: list[str]) -> int:
     """Run the program; what it raises passes through, and its exit code is ours."""
     try:
-        program = find_program(options.script, options.module, options.code)
-        if os.environ.get("TENTERHOOK") == "0":
-            program.run()
-            return 0
-        ours = settled(options)
+        program = find_program(words)
+        ours = None if os.environ.get("TENTERHOOK") == "0" else settled(options)
     except (OSError, ValueError, ImportError) as error:
-        print(f"tenterhook run: {error}", file=sys.stderr)
+        say(f"tenterhook run: {error}")
         return 2
+    if ours is None:
+        program.run()
+        return 0
     return _recorded(program, ours)
 
 
@@ -38,22 +49,24 @@ def _recorded(program: Program, ours: Any) -> int:
     try:
         recording = _begin(program, ours)
     except Exception as error:  # a read-only or full disk, no pyarrow …: the training matters more
-        print(f"tenterhook: nothing is recorded: {error}", file=sys.stderr, flush=True)
+        say(f"tenterhook: nothing is recorded: {error}")
         program.run()
         return 0
     ended = "exit 0"
     try:
         program.run()
     except SystemExit as stop:
-        ended = f"exit {stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)}"
+        ended = f"exit {0 if stop.code is None else stop.code}"
         raise
     except BaseException as error:
         ended = type(error).__name__
         raise
     finally:
-        code = _end(recording, ended, ours)
-        if code and ended == "exit 0":
-            sys.exit(code)
+        if recording.is_mine():
+            wait_for_threads()
+            code = _end(recording, ended, ours)
+            if code and ended == "exit 0":
+                sys.exit(code)
     return 0
 
 
@@ -68,18 +81,23 @@ def _begin(program: Program, ours: Any) -> Any:
         every = ours.options.every
         often = "every step" if every == 1 else f"the first {ours.options.dense} steps, then every {every}th"
         said = f"tenterhook {_version()} · recording to {folder} · {often} · Ctrl-C is safe"
-        print(said, file=sys.stderr, flush=True)
+        say(said)
     return recording
 
 
 def _end(recording: Any, ended: str, ours: Any) -> int:
     """Write the rest and print the verdict; the exit code that --fail-on asks for, or 0."""
+    from tenterhook.cli._folder import tidy, wait_for_ranks
+
     try:
         if not recording.close(ended) or recording.rank != 0:
             return 0
+        tidy(recording.folder.parent)
+        if ended == "exit 0":
+            wait_for_ranks(recording.folder)
         return say_verdict(recording.folder, quiet=ours.quiet, fail_on=ours.fail_on)
     except Exception as error:
-        print(f"tenterhook: no verdict: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        say(f"tenterhook: no verdict: {type(error).__name__}: {error}")
         return 0
 
 
@@ -96,7 +114,7 @@ def say_verdict(folder: Path, *, quiet: bool, fail_on: str | None, stream: Any =
     if not quiet:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         colour = stream.isatty() and "NO_COLOR" not in os.environ
-        print(verdict.box(width, colour), file=stream, flush=True)
+        say(verdict.box(width, colour), stream)
     levels: Sequence[str] = SEVERITIES
     bad = fail_on is not None and verdict.worst is not None
     return 3 if bad and levels.index(verdict.worst) >= levels.index(fail_on) else 0

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from tenterhook._errors import TenterhookError
+from tenterhook.cli._say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,5 +20,5 @@ def run(options: argparse.Namespace) -> int:
     try:
         return say_verdict(options.run, quiet=False, fail_on=options.fail_on, stream=sys.stdout)
     except (TenterhookError, ImportError) as error:
-        print(f"tenterhook summary: {error}", file=sys.stderr)
+        say(f"tenterhook summary: {error}")
         return 2

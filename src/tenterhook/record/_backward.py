@@ -28,9 +28,10 @@ def outermost_backward() -> FrameType | None:
 
 def _engine_frame(frame: FrameType | None) -> FrameType | None:
     found = None
-    for one in frames_from(frame):
-        if one.f_code is _ENGINE:
-            found = one  # a checkpoint can have started one inside another
+    while frame is not None:
+        if frame.f_code is _ENGINE:
+            found = frame  # a checkpoint can have started one inside another
+        frame = frame.f_back
     return found
 
 
@@ -48,8 +49,8 @@ def loss_of(frame: FrameType) -> Tensor | None:
     return first if isinstance(first, Tensor) and first.numel() == 1 else None
 
 
-def is_cross_entropy(loss: Tensor) -> str | None:
-    """The name of the graph node of a mean cross entropy that this loss is, if it is one."""
+def classes_of(loss: Tensor) -> int | None:
+    """Over how many classes this loss is a mean cross entropy, if it is one."""
     node: Any = loss.grad_fn
     while node is not None and node.name() in _AROUND:
         following = [one for one, _ in node.next_functions if one is not None]
@@ -59,8 +60,9 @@ def is_cross_entropy(loss: Tensor) -> str | None:
     if node is None or not node.name().startswith("NllLoss"):
         return None
     try:
-        return node.name() if node._saved_reduction == 1 else None
-    except (AttributeError, RuntimeError):
+        (shape,) = (before._input_metadata[0].shape for before, _ in node.next_functions[:1])
+        return int(shape[1 if len(shape) > 1 else 0]) if node._saved_reduction == 1 else None
+    except (AttributeError, RuntimeError, IndexError, ValueError):
         return None
 
 

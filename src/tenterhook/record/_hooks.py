@@ -1,8 +1,10 @@
 """The hooks that watch a model: thin, off while a step is not sampled, and never in the way of an exception."""
 
 import functools
+import itertools
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,9 @@ from tenterhook._replay import saves_hooked
 from tenterhook._tree import leaves
 
 graph_task = torch._C._current_graph_task_id
+is_compiling = torch.compiler.is_compiling
+clock = time.perf_counter
+_ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 _WINDOW = 8  # sampled calls over which a unit must be silent to be dead
 _SATURATING: dict[type, tuple[float, float]] = {nn.Tanh: (0.0, 0.97), nn.Sigmoid: (0.5, 0.47)}  # centre, distance
 
@@ -25,27 +30,29 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def safely(self: Any, *args: Any) -> Any:
         recorder = self.recorder
-        if not recorder.on or torch.compiler.is_compiling():
+        if not recorder.on or is_compiling():
             return None
-        start = time.perf_counter()
+        start = clock()
         try:
             return method(self, *args)
         except Exception as error:
             recorder.fail(error)
             return None
         finally:
-            recorder.spent += time.perf_counter() - start
+            recorder.spent += clock() - start
 
     return safely
 
 
 class Value:
-    """A tensor that a module gave, and the places at which it was seen, which share one measurement."""
+    """A tensor that was measured, and the places at which it was seen, which share the measurement."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    __slots__ = ("gradient", "places", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, places: list[int]) -> None:
         self.tensor = weakref.ref(tensor)
         self.version = 0 if tensor.is_inference() else tensor._version
-        self.places: list[int] = []
+        self.places = places
         self.gradient: GradientHook | None = None
 
     def is_still(self, tensor: Tensor) -> bool:
@@ -56,17 +63,30 @@ class Value:
 class GradientHook:
     """On a tensor: measures its gradient, for all places at which the tensor was seen."""
 
-    def __init__(self, recorder: Any, part: Any) -> None:
+    __slots__ = ("places", "recorder", "step")
+
+    def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
-        self.part = part
+        self.step = recorder.steps
         self.places: list[int] = []
 
     @guarded
     def __call__(self, grad: Tensor | None) -> None:
-        self.recorder.saw_backward()
-        if grad is not None and self.part is self.recorder.part:
-            with torch.no_grad():
-                self.recorder.micro.gather.add(self.places, grad)
+        recorder = self.recorder
+        micro = recorder.micro
+        if graph_task() not in micro.tasks:
+            recorder.saw_backward()
+        if grad is None or self.step != recorder.steps or not recorder.sampling:
+            return
+        # A sum hands one gradient on to all its terms: it is measured once.
+        values = micro.values
+        known = values.get(id(grad))
+        if known is not None and known.is_still(grad):
+            known.places += self.places
+        else:
+            places = [*self.places]  # for itself: more can be added to it
+            values[id(grad)] = Value(grad, places)
+            micro.gather.add(places, grad)
 
 
 class OutputHook(Hook):
@@ -91,36 +111,35 @@ class OutputHook(Hook):
         again = graph_task() != -1
         if not (with_graph or recorder.without_gradients) or (again and saves_hooked(False) is not None):
             return  # validation, or a checkpoint that runs its function again
-        if not again:
+        if not again and recorder.micro.tasks:
             recorder.begin_call()
-        with torch.no_grad():
-            if isinstance(output, Tensor):
-                self._see((), output)
-            else:
-                for path, tensor in leaves(output):
-                    self._see(path, tensor)
+        if isinstance(output, Tensor):
+            self._see((), output)
+        else:
+            for path, tensor in leaves(output):
+                self._see(path, tensor)
         if self._is_norm and with_graph:
             recorder.micro.modes[self.model.name, self.site] = module.training
 
     def _see(self, path: Any, tensor: Tensor) -> None:
         recorder = self.recorder
-        values: dict[int, Value] = recorder.micro.values
-        known = values.get(id(tensor))
-        if known is None or not known.is_still(tensor):
-            known = values[id(tensor)] = Value(tensor)
+        micro = recorder.micro
+        place = self._places.get((path, "output")) or self._place(path, "output", tensor.dtype)
+        known = micro.values.get(id(tensor))
+        if known is not None and known.is_still(tensor):
+            known.places.append(place)
+        else:
+            known = micro.values[id(tensor)] = Value(tensor, [place])
             if recorder.measures_outputs:
-                recorder.micro.gather.add(known.places, tensor)
-            if tensor.dim() > 1 and tensor.is_floating_point():
-                recorder.micro.last_shape = tuple(tensor.shape)
-        known.places.append(self._place(path, "output", tensor.dtype))
-        if tensor.requires_grad and recorder.measures_gradients:
+                micro.gather.add(known.places, tensor)
+        if recorder.measures_gradients and tensor.requires_grad:
             if known.gradient is None:
-                known.gradient = GradientHook(recorder, recorder.part)
-                tensor.grad_fn  # noqa: B018  # read first: torch 2.13 can crash in register_hook otherwise
-                handle = tensor.register_hook(known.gradient)
-                if tensor.is_leaf:  # it outlives the graph
+                known.gradient = GradientHook(recorder)
+                handle = _hook_gradient(tensor, known.gradient)
+                if handle is not None:
                     recorder.part.handles.append(handle)
-            known.gradient.places.append(self._place(path, "output_grad", tensor.dtype))
+            place = self._places.get((path, "output_grad")) or self._place(path, "output_grad", tensor.dtype)
+            known.gradient.places.append(place)
         if (self._is_rectifier or self._limits is not None) and recorder.measures_outputs:
             self._watch_units(tensor)
 
@@ -152,6 +171,19 @@ class OutputHook(Hook):
             self._alive = None
 
 
+def _hook_gradient(tensor: Tensor, hook: GradientHook) -> Any:
+    """What register_hook does, in half of the time; a leaf, which outlives the graph, gets a handle."""
+    node = tensor.grad_fn  # read first: torch 2.13 can crash in register_hook otherwise
+    if node is None:
+        return tensor.register_hook(hook)
+    hooks = tensor._backward_hooks
+    if hooks is None:
+        hooks = tensor._backward_hooks = OrderedDict()
+        node._register_hook_dict(tensor)
+    hooks[next(_ids)] = hook
+    return None
+
+
 class RootHook(Hook):
     """Before a model is called: measures what it is called with. Always there; it also counts the calls."""
 
@@ -163,16 +195,21 @@ class RootHook(Hook):
 
     @guarded
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        self.see(args, kwargs)
+
+    def see(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """The model is about to be called with these."""
         recorder = self.recorder
         if graph_task() != -1:
             return
         recorder.begin_root_call()
-        if not recorder.sampling or not (torch.is_grad_enabled() or recorder.without_gradients):
+        if not recorder.sampling or "input" not in recorder.what:
+            return
+        if not (torch.is_grad_enabled() or recorder.without_gradients):
             return
         given: tuple[tuple[Any, Any], ...] = (*enumerate(args), *(kwargs or {}).items())
-        with torch.no_grad():
-            for key, value in given:
-                for path, tensor in leaves(value, (key,)):
-                    site = self.site + ":in" + "".join(f"[{part}]" for part in path)
-                    place = recorder.places.number(self.model.name, site, "input", self.kind, tensor.dtype)
-                    recorder.micro.gather.add([place], tensor)
+        for key, value in given:
+            for path, tensor in leaves(value, (key,)):
+                site = self.site + ":in" + "".join(f"[{part}]" for part in path)
+                place = recorder.places.number(self.model.name, site, "input", self.kind, tensor.dtype)
+                recorder.micro.gather.add([place], tensor)

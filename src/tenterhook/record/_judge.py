@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tenterhook.record._rule import Finding, Rule
+from tenterhook.record._rule import SEVERITIES, Finding, Rule
 from tenterhook.record._step import Step
 
 
@@ -21,28 +21,44 @@ class Judge:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = list(rules)
+        self._only_sampled = [bool(getattr(rule, "only_sampled", False)) for rule in self.rules]
         self.findings: list[Finding] = []
+        self._found: set[int] = set()
         self._broken: dict[int, str] = {}
 
     def look(self, step: Step) -> list[Finding]:
         """What the rules say to a step."""
         found: list[Finding] = []
         for i, rule in enumerate(self.rules):
-            if i not in self._broken:
+            if i not in self._broken and (step.sampled or not self._only_sampled[i]):
                 try:
-                    found += rule.look(step) or ()
+                    for finding in rule.look(step) or ():
+                        found.append(_valid(finding))
+                        self._found.add(i)
                 except Exception as error:
-                    self._broken[i] = f"the rule raised {type(error).__name__}: {error}"
+                    self._broken[i] = f"the rule raised {type(error).__name__} at step {step.number}: {error}"
         self.findings += found
         return found
 
     def states(self) -> list[State]:
-        """Each rule with its state."""
-        found = {finding.rule for finding in self.findings}
-        return [self._state(i, rule, rule.name in found) for i, rule in enumerate(self.rules)]
+        """Each rule with its state. One that broke has not checked the rest, whatever it found before."""
+        return [self._state(i, rule) for i, rule in enumerate(self.rules)]
 
-    def _state(self, i: int, rule: Rule, found: bool) -> State:
-        if found:
-            return State(rule.name, "found")
-        why = self._broken.get(i) or getattr(rule, "unchecked", None)
-        return State(rule.name, "not checked", why) if why else State(rule.name, "clean")
+    def _state(self, i: int, rule: Rule) -> State:
+        name = str(getattr(rule, "name", type(rule).__name__))
+        why = self._broken.get(i)
+        if why is None and i in self._found:
+            return State(name, "found")
+        try:
+            why = why or getattr(rule, "unchecked", None)
+        except Exception as error:
+            why = f"the rule raised {type(error).__name__} at the end: {error}"
+        return State(name, "not checked", str(why)) if why else State(name, "clean")
+
+
+def _valid(finding: Finding) -> Finding:
+    if not isinstance(finding, Finding):
+        raise TypeError(f"a rule yields Findings, not {type(finding).__name__}")
+    if finding.severity not in SEVERITIES:
+        raise ValueError(f"there is no severity {finding.severity!r}; there are {', '.join(SEVERITIES)}")
+    return finding

@@ -5,6 +5,7 @@ import platform
 import socket
 import sys
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from tenterhook.record._judge import Judge
+from tenterhook.record._places import Places
 from tenterhook.record._rule import Finding
-from tenterhook.record._step import Rows, Step
+from tenterhook.record._step import Histograms, Rows, Step
 from tenterhook.store._schemas import VERSION, arrow
 from tenterhook.store._write import RankWriter, write_json
 
 _WHOLE = ("count", "nan", "pos_inf", "neg_inf", "zeros", "sampled")
 _REAL = ("sum", "sumsq")
-_OF_STEPS = ("time", "seconds", "loss", "backwards", "skipped", "scale", "rates", "sampled", "spent")
+_OF_STEPS = ("time", "seconds", "loss", "losses", "backwards", "skipped", "scale", "rates", "sampled", "spent")
 _OF_FINDINGS = ("step", "rule", "severity", "text", "why", "then")
 _EVERY = 2.0  # seconds after which steps go to disk, at the latest with the next one
 _ROWS = 16384
@@ -28,15 +30,16 @@ _ROWS = 16384
 class Log:
     """One rank's part of a run. `models` are descriptions, asked for when the file about the rank is written."""
 
-    def __init__(self, folder: Path, rank: int, judge: Judge, info: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, rank: int, judge: Judge, info: dict[str, Any], places: Places) -> None:
         self.folder = folder
         self.judge = judge
+        self.places = places
+        self._named: tuple[int, dict[str, Any]] = (-1, {})
         self.writer = RankWriter(folder / f"rank-{rank}")
         self.rank = rank
         self.steps = self.sampled = 0
-        self.seconds = self.spent = 0.0
-        self._slow: list[float] = []  # seconds of sampled steps, and of the others
-        self._fast: list[float] = []
+        self.dense: int = info.get("schedule", {}).get("dense", 0)
+        self._all, self._later = _Cost(), _Cost()
         self._waiting: list[Step] = []
         self._findings: list[Finding] = []
         self._rows, self._flushed = 0, time.monotonic()
@@ -61,7 +64,7 @@ class Log:
         self._rows, self._flushed = 0, time.monotonic()
         sampled = [step for step in steps if len(step.rows)]
         if sampled:
-            self.writer.write("stats", stats_columns(sampled))
+            self.writer.write("stats", stats_columns(sampled, self._names()))
         if steps:
             columns = {name: [getattr(step, name) for step in steps] for name in _OF_STEPS}
             self.writer.write("steps", {"step": [step.number for step in steps], **columns})
@@ -69,6 +72,13 @@ class Log:
             columns = {name: [getattr(f, name) for f in findings] for name in _OF_FINDINGS}
             columns |= {name: [getattr(f.place, name, None) for f in findings] for name in ("model", "site", "what")}
             self.writer.write("findings", columns)
+
+    def _names(self) -> dict[str, Any]:
+        """The texts of all places, as Arrow arrays to take from."""
+        if self._named[0] != len(self.places.all):
+            columns = {name: [getattr(p, name) for p in self.places.all] for name in ("model", "site", "what")}
+            self._named = len(self.places.all), {name: arrow().array(texts) for name, texts in columns.items()}
+        return self._named[1]
 
     def close(self) -> None:
         """Write the rest, and end the files."""
@@ -80,27 +90,44 @@ class Log:
     def describe(self, **facts: Any) -> None:
         """What is known of the rank so far: models, how it ended, the states of the rules."""
         states = [asdict(state) for state in self.judge.states()]
-        numbers = {"steps": self.steps, "sampled": self.sampled, "overhead": self.overhead(), "rules": states}
+        numbers = {"steps": self.steps, "sampled": self.sampled, **self.overhead(), "rules": states}
         write_json(self.writer.folder / "rank.json", {"rank": self.rank, "pid": os.getpid(), **numbers, **facts})
 
-    def overhead(self) -> float | None:
-        """The share of time that recording took: where there are other steps to compare with, by comparison."""
-        if not self.seconds:
-            return None
-        counted = self.spent / max(self.seconds - self.spent, 1e-9)
-        if len(self._fast) < 10 or len(self._slow) < 10:
-            return counted
-        usual, more = float(np.median(self._fast)), float(np.median(self._slow))
-        compared = max(0.0, more - usual) * len(self._slow) / max(usual * (len(self._slow) + len(self._fast)), 1e-9)
-        return max(counted, compared) if _on_gpu() else counted
+    def overhead(self) -> dict[str, float | None]:
+        """The share of time that recording took, of all steps and of those after the dense start."""
+        return {"overhead": self._all.share(), "overhead_later": self._later.share()}
 
     def _count(self, step: Step) -> None:
         self.steps += 1
         self.sampled += step.sampled
         if step.number:  # the first one has imports and allocations in it
-            self.seconds += step.seconds
-            self.spent += step.spent
-            (self._slow if step.sampled else self._fast).append(step.seconds)
+            self._all.add(step)
+            if step.number >= self.dense:
+                self._later.add(step)
+
+
+class _Cost:
+    """What recording took of some steps: by its own clock, and on a GPU also by comparing sampled steps with others."""
+
+    def __init__(self) -> None:
+        self.seconds = self.spent = 0.0
+        self._many = [0, 0]  # steps, sampled or not
+        self._times: tuple[deque[float], deque[float]] = (deque(maxlen=500), deque(maxlen=500))
+
+    def add(self, step: Step) -> None:
+        self.seconds += step.seconds
+        self.spent += step.spent
+        self._many[step.sampled] += 1
+        self._times[step.sampled].append(step.seconds)
+
+    def share(self) -> float | None:
+        if not self.seconds:
+            return None
+        counted = self.spent / max(self.seconds - self.spent, 1e-9)
+        if min(map(len, self._times)) < 10 or not _on_gpu():
+            return counted
+        usual, sampled = (float(np.median(times)) for times in self._times)
+        return max(counted, (sampled - usual) * self._many[True] / (usual * sum(self._many)))
 
 
 def _on_gpu() -> bool:
@@ -108,22 +135,22 @@ def _on_gpu() -> bool:
     return torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
-def stats_columns(steps: list[Step]) -> dict[str, Any]:
-    """The rows of some steps as columns of the table."""
+def stats_columns(steps: list[Step], names: dict[str, Any]) -> dict[str, Any]:
+    """The rows of some steps as columns of the table; `names` has the texts of all places."""
     pa = arrow()
-    places = [place for step in steps for place in step.rows.places]
-    numbers = np.concatenate([step.rows.numbers for step in steps])
-    histogram = np.concatenate([step.rows.histogram for step in steps])
-    rows = Rows(places, numbers, histogram)
-    row, key = np.nonzero(histogram)
-    starts = np.searchsorted(row, np.arange(len(rows) + 1)).astype(np.int32)
-    bins = pa.ListArray.from_arrays(pa.array(starts), pa.array(key.astype(np.int16)))
-    counts = pa.ListArray.from_arrays(pa.array(starts), pa.array(histogram[row, key].astype(np.int32)))
+    ids = pa.array(np.concatenate([step.ids for step in steps]))
+    rows = Rows(ids, np.concatenate([step.rows.numbers for step in steps]), None)
+    found = [step.rows.sparse or Histograms.of(step.rows.histogram) for step in steps]
+    before = np.cumsum([0, *(len(one.bins) for one in found)])
+    starts = [one.starts[:-1] + start for one, start in zip(found, before, strict=False)]
+    offsets = pa.array(np.concatenate([*starts, before[-1:]]).astype(np.int32))
+    bins = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([one.bins for one in found]).astype(np.int16)))
+    counts = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([one.counts for one in found])))
     some = rows.finite > 0
     columns: dict[str, Any] = {
         "step": np.repeat([step.number for step in steps], [len(step.rows) for step in steps]),
-        **{name: [getattr(place, name) for place in places] for name in ("model", "site", "what")},
-        "calls": [many for step in steps for many in step.calls],
+        **{name: column.take(ids) for name, column in names.items()},
+        "calls": np.concatenate([step.calls for step in steps]),
         **{name: getattr(rows, name).astype(np.int64) for name in _WHOLE},
         **{name: getattr(rows, name) for name in _REAL},
         "min": pa.array(np.where(some, rows.min, 0.0), mask=~some),

@@ -2,7 +2,7 @@
 
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -122,12 +122,20 @@ class Models:
         self._modules[id(module)] = weakref.ref(module)
         return found
 
-    def parameter(self, tensor: Tensor) -> tuple[Model, str, str] | None:
-        """The model, the address and the holder's class of a parameter."""
+    def find_holder(self, parameter: Tensor, frame: FrameType | None) -> None:
+        """Watch the model in a variable around that has this parameter, where none is known by its calls."""
+        name, whole = _largest(
+            frame, lambda one: len(list(one.modules())) * any(p is parameter for p in one.parameters())
+        )
+        if whole is not None and all(model.module() is not whole for model in self.all):
+            self.add(name, whole).compiled = True
+
+    def parameter(self, tensor: Tensor) -> tuple[str, str, str] | None:
+        """The model's name, the address and the holder's class of a parameter."""
         for model in self.all:
             known = model.parameters.get(id(tensor))
             if known is not None and known[2]() is tensor:
-                return model, known[0], known[1]
+                return model.name, known[0], known[1]
         return None
 
     def _remember(self, module: nn.Module) -> None:
@@ -137,7 +145,12 @@ class Models:
 
 def _around(module: nn.Module, frame: FrameType | None) -> tuple[str, nn.Module]:
     """The largest module that holds this one, among the variables of the frames that call it, and its name there."""
-    best: tuple[str, nn.Module] = (type(unwrap(module)).__name__, module)
+    name, whole = _largest(frame, lambda one: _held(one, module))
+    return (type(unwrap(module)).__name__, module) if whole is None else (name, whole)
+
+
+def _largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tuple[str, nn.Module | None]:
+    best: tuple[str, nn.Module | None] = ("", None)
     size = 0
     for depth, one in enumerate(frames_from(frame)):
         if depth > _MOST_FRAMES:
@@ -145,7 +158,7 @@ def _around(module: nn.Module, frame: FrameType | None) -> tuple[str, nn.Module]
         if one.f_globals.get("__name__", "").partition(".")[0] in ("torch", _OURS):
             continue
         for name, value in list(one.f_locals.items()):
-            if isinstance(value, nn.Module) and (held := _held(value, module)) > size:
+            if isinstance(value, nn.Module) and (held := size_of(value)) > size:
                 size, best = held, (_readable(name, value), value)
     return best
 

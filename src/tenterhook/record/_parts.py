@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tenterhook.record._gather import Gather, Scalars
 from tenterhook.record._places import Place
-from tenterhook.record._step import Parameter, Rows, Step
+from tenterhook.record._step import Histograms, Parameter, Rows, Step
 from tenterhook.stats import BINS, NUMBERS
 
 _MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
@@ -31,8 +31,14 @@ class Micro:
         self.values: dict[int, Any] = {}
         self.tasks: set[int] = set()
         self.modes: dict[tuple[str, str], bool] = {}
-        self.last_shape: tuple[int, ...] = ()
         self.has_scale = False
+        self.called = False  # whether a model was
+
+    def settle(self) -> None:
+        """Nothing more comes: send what there is to the host."""
+        self.values.clear()
+        self.gather.settle()
+        self.scalars.send()
 
     def ready(self) -> bool:
         """Whether all numbers are on the host."""
@@ -55,10 +61,7 @@ class Part:
         """Nothing more comes: send what there is to the host."""
         for handle in self.handles:
             handle.remove()
-        for micro in self.micros:
-            micro.values.clear()
-            micro.gather.settle()
-            micro.scalars.send()
+        self.micros[-1].settle()
 
 
 class Pending:
@@ -81,7 +84,6 @@ class Pending:
     def make(self, places: Sequence[Place]) -> Step:
         """The step, on the host."""
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
-        losses: list[float] = []
         owners: list[int] = []
         numbers: list[NDArray[np.float64]] = []
         bins: list[NDArray[np.int32]] = []
@@ -90,18 +92,19 @@ class Pending:
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]
+            losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
-                losses += self._scalars(step, facts[i])
-                fell = _fell(facts, i)
+                found, fell = self._scalars(step, facts[i]), _fell(facts, i)
+                step.backwards += len(found)
+                losses = [] if fell else [*losses, *found]  # those before belong to the step that was left out
                 step.skipped += fell + (facts[i].get("skipped", 0) > 0)
                 _collect(places, micro, facts[i], fell, part.unscaled_late, (owners, numbers, bins))
-        step.backwards = len(losses)
-        step.loss = sum(losses) / len(losses) if losses else None
+            step.losses += (sum(losses),) if losses else ()
+        step.loss = sum(step.losses) if step.losses else None
         if owners:
-            merged = _merge(np.array(owners), np.concatenate(numbers), np.concatenate(bins))
-            step.rows = Rows([places[i] for i in merged[0]], merged[1], merged[2])
-            step.calls = merged[3]
+            step.ids, merged, histograms, step.calls = _merge(owners, _joined(numbers), _joined(bins))
+            step.rows = Rows([places[i] for i in step.ids.tolist()], merged, histograms)
         return step
 
     def _scalars(self, step: Step, facts: dict[Any, float]) -> list[float]:
@@ -133,16 +136,18 @@ def _collect(
     scale = facts.get("scale") or 1.0
     owners, numbers, bins = into
     for block in micro.gather.blocks:
-        rows = [(i, place) for i, its in enumerate(block.places) for place in its]
-        rows = [(i, place) for i, place in rows if not (fell and places[place].what == "output_grad")]
-        if not rows:
-            continue
-        which = [i for i, _ in rows]
-        row_numbers, row_bins = (array[which] for array in block.arrays())
+        its = [place for some in block.places for place in some]
+        row_numbers, row_bins = block.arrays()
+        if len(its) != len(block.places):
+            which = np.repeat(np.arange(len(block.places)), [len(some) for some in block.places])
+            row_numbers, row_bins = row_numbers[which], row_bins[which]
+        if fell:
+            kept = [i for i, place in enumerate(its) if places[place].what != "output_grad"]
+            its, row_numbers, row_bins = [its[i] for i in kept], row_numbers[kept], row_bins[kept]
         if scale != 1.0:
-            mask = np.array([places[place].what in scaled for _, place in rows])
+            mask = np.array([places[place].what in scaled for place in its], bool)
             row_numbers[mask], row_bins[mask] = divided(row_numbers[mask], row_bins[mask], scale)
-        owners += [place for _, place in rows]
+        owners += its
         numbers.append(row_numbers)
         bins.append(row_bins.astype(np.int32, copy=False))
 
@@ -164,17 +169,21 @@ def divided(
     return numbers, moved.reshape(bins.shape)
 
 
-def _merge(
-    owners: NDArray[np.int64], numbers: NDArray[np.float64], bins: NDArray[np.int32]
-) -> tuple[list[int], NDArray[np.float64], NDArray[np.int32], list[int]]:
-    """One row for each place, and how many went into it."""
-    order = np.argsort(owners, kind="stable")
-    owners, numbers, bins = owners[order], numbers[order], bins[order]
-    starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
-    if len(starts) < len(owners):
-        merged = np.add.reduceat(numbers, starts)
-        merged[:, _MIN] = np.minimum.reduceat(numbers[:, _MIN], starts)
-        merged[:, _MAX] = np.maximum.reduceat(numbers[:, _MAX], starts)
-        numbers, bins = merged, np.add.reduceat(bins, starts)
-    calls = np.diff(np.r_[starts, len(owners)])
-    return owners[starts].tolist(), numbers, bins, calls.tolist()
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _merge(owners: list[int], numbers: NDArray[np.float64], bins: NDArray[np.int32]) -> tuple[Any, ...]:
+    """One row for each place, in their order: the places, the numbers, the histograms, how many went into each."""
+    which = np.array(owners)
+    order = np.argsort(which, kind="stable")
+    which, numbers = which[order], numbers[order]
+    first = np.concatenate([[True], which[1:] != which[:-1]])
+    if first.all():
+        return which, numbers, Histograms.of(bins).in_order(order), np.ones(len(which), int)
+    starts = np.flatnonzero(first)
+    merged = np.add.reduceat(numbers, starts)
+    merged[:, _MIN] = np.minimum.reduceat(numbers[:, _MIN], starts)
+    merged[:, _MAX] = np.maximum.reduceat(numbers[:, _MAX], starts)
+    calls = np.diff(np.concatenate([starts, [len(which)]]))
+    return which[starts], merged, Histograms.of(np.add.reduceat(bins[order], starts)), calls

@@ -5,15 +5,15 @@ before every model's call, one on one parameter per optimizer (for the loss), an
 `Optimizer.step`. Nothing of torch is patched. An error of its own switches it off and is said once.
 """
 
-import functools
+import contextlib
 import gc
 import itertools
+import math
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,15 +24,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._handles import Hook
-from tenterhook.record._backward import find_scaler, is_cross_entropy, loss_of, outermost_backward
+from tenterhook.record._backward import classes_of, find_scaler, loss_of, outermost_backward
+from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import OutputHook, RootHook, graph_task, guarded
 from tenterhook.record._models import Model, Models
 from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
-from tenterhook.record._step import Parameter, Step
+from tenterhook.record._step import Step
+from tenterhook.record._weights import Weights
 
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
+
+
+_TOGETHER, _WAIT = 16, 0.25  # steps that are handed on together, and seconds after which they are in any case
 
 
 class Recorder:
@@ -57,6 +62,7 @@ class Recorder:
         self.steps = 0
         self.failed: str | None = None
         self.what = frozenset(what)
+        self._selects = bool(selectors)
         self.measures_outputs = "output" in self.what
         self.measures_gradients = "output_grad" in self.what
         self._take, self._complain = take, complain
@@ -66,22 +72,24 @@ class Recorder:
         self._current: Pending | None = None
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
-        self._optimizers: dict[int, Any] = {}
-        self._before: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
+        self._optimizers: dict[int, tuple[Any, Weights]] = {}
+        self._ready: set[int] = set()  # those that are stepping
         self._sentinels: list[RemovableHandle] = []
         self._watched_parameters: set[int] = set()
-        self._globals: list[RemovableHandle] = []
+        self._globals: list[Any] = []
         self._discovery: RemovableHandle | None = None
         self._placed: list[tuple[dict[int, Any], int]] = []
         self._roots: list[RemovableHandle] = []
-        self._discovers = False
+        self._discovers = self._everything = False
+        self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
         self._scaler: Any = None
         self._searched_scaler = False
         self._last_loss: Any = None
         self._has_optimizer: bool | None = None
         self._only: Optimizer | None = None
-        self._start = self._mark = time.perf_counter()
+        self._start = self._mark = self._drained = time.perf_counter()
         self.part = Part(self._at_once, True)
+        self.micro = self.part.micros[-1]  # the micro-batch that runs
 
     # From outside.
 
@@ -93,23 +101,26 @@ class Recorder:
     ) -> None:
         """Place the hooks: on these models, or on whatever is called."""
         self.on = True
-        self._discovers = discover
+        self._discovers = self._everything = discover
         self._only = optimizer
         self._globals = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
+            Compiling(self._wrapped, self._compiles, all_code=discover),
         ]
         _forked.add(self)
         for name, module in models:
-            self._root(self.models.add(name, module), module)
+            model = self.models.add(name, module)
+            model.compiled = is_compiled(module)
+            self._root(model, module)
         self._start = self._mark = time.perf_counter()
         self._begin_part()
 
     def remove(self) -> None:
         """Hand on what is left, and take away every hook."""
         self.on = False
-        with ExitStack() as stack:
-            for handle in (*self._globals, *self._roots, *self._sentinels):
+        with contextlib.ExitStack() as stack:
+            for handle in (*self._globals, *self._roots, *self._outer, *self._sentinels):
                 stack.callback(handle.remove)
             stack.callback(self._unhook)
         _forked.discard(self)
@@ -118,9 +129,10 @@ class Recorder:
         """The training is over: the steps that are not yet handed on, and what belongs to none."""
         if self.failed is None and self.on:
             try:
-                if self._stepped or any(micro.gather.blocks or micro.tasks for micro in self.part.micros):
-                    if not self._stepped and self.part.micros[-1].tasks:
-                        self._add_part()
+                unstepped = self.micro.tasks or (self.without_gradients and self.micro.called)
+                if unstepped and not self._stepped:
+                    self._add_part()
+                if unstepped or self._stepped:
                     self._end_step()
                 self._drain(wait=True)
             except Exception as error:
@@ -132,9 +144,9 @@ class Recorder:
         if self.failed is None:
             self.failed = f"{type(error).__name__}: {error}"
             self.on = False
-            try:
+            with contextlib.suppress(Exception):
                 self.remove()
-            finally:
+            with contextlib.suppress(Exception):  # stderr can be closed or full, too
                 self._complain(self.failed)
 
     def forget(self) -> None:
@@ -142,11 +154,6 @@ class Recorder:
         self.on = False
 
     # From the hooks.
-
-    @property
-    def micro(self) -> Micro:
-        """The micro-batch that runs."""
-        return self.part.micros[-1]
 
     def begin_call(self) -> None:
         """A module was called: after a backward pass that is a new micro-batch."""
@@ -160,36 +167,37 @@ class Recorder:
             if self._optimizers or self.micro.tasks or self._some_optimizer():
                 return
             self.without_gradients = True
-        called = self.micro.tasks or (self.without_gradients and self.micro.values)
+        called = self.micro.tasks or (self.without_gradients and self.micro.called)
         if called and not self._optimizers and not self._some_optimizer():
             self._add_part()
             self._end_step()
             self._begin_part()
         elif self.micro.tasks:
             self._next_micro()
+        self.micro.called = True
 
     def saw_backward(self) -> None:
         """A gradient has come: the first of its backward pass tells of the loss."""
         task = graph_task()
         if task in self.micro.tasks:
             return
-        frame = outermost_backward()
         self.micro.tasks.add(task)
+        if self._ready:  # a closure that is called again within the step: the loss is that of the first call
+            return
+        frame = outermost_backward()
         if frame is None:
             return
         loss = loss_of(frame)
-        if loss is None or self._last_loss is loss:
+        if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
-        self._last_loss = loss
+        self._last_loss = weakref.ref(loss)  # itself it would keep the graph alive
         if not self._searched_scaler:
             self._searched_scaler = True
             self._know(find_scaler(frame))
         self._note_scale()
-        with torch.no_grad():
-            self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
-        shape = self.micro.last_shape
-        if self.part.classes is None and shape and (name := is_cross_entropy(loss)):
-            self.part.classes = shape[1] if "2D" in name else shape[-1]
+        self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
+        if self.steps == 0 and self.part.classes is None:
+            self.part.classes = classes_of(loss)
 
     @guarded
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -212,17 +220,16 @@ class Recorder:
 
     @guarded
     def _after_closure(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._before:
+        if id(optimizer) not in self._ready:
             self._gradients_ready(optimizer)
 
     @guarded
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in self._before:
+        if id(optimizer) not in self._ready:
             return
-        before = self._before.pop(id(optimizer))
-        with torch.no_grad():
-            for place, old, parameter in before:
-                self.micro.gather.add([place], torch.sub(parameter.detach(), old))
+        self._ready.discard(id(optimizer))
+        if self.part.sampled:
+            self._optimizers[id(optimizer)][1].after(self.micro.gather)
         if id(optimizer) in self._stepped:
             self._end_step()
         self._add_part()
@@ -236,13 +243,33 @@ class Recorder:
         """Any module, while a step is sampled: is it of a model that is not known yet?"""
         if self.models.knows(module):
             return
-        if _is_compiled(module):
-            self.without_modules()
         model = self.models.discover(module, sys._getframe(2))
-        self._root(model, module)
+        if is_compiled(module):
+            self.without_modules()
+        root = self._root(model, module)
         if self.sampling:
             self._unhook()
             self._hook()
+        root.see(args)  # by itself it would first see the next call
+
+    @guarded
+    def _wrapped(self, module: nn.Module) -> None:
+        """torch.compile has wrapped a module: its hooks run outside of what is compiled."""
+        if self._everything or any(self.models.knows(part) for part in module.children()):
+            self.without_modules()
+            if self._everything:
+                self._outer.append(module.register_forward_pre_hook(_Discovery(self)))
+
+    @guarded
+    def _compiles(self) -> None:
+        """Something is about to be compiled, and may have a model of ours in it."""
+        module = called_compiled(sys._getframe(1))
+        if self._everything and module is not None and not self.models.knows(module):
+            self.models.discover(module, sys._getframe(1))
+        self.without_modules()
+        for handle in self._roots:
+            handle.remove()
+        self._roots.clear()
 
     def without_modules(self) -> None:
         """torch.compile runs: hooks on modules would have it compile again. Parameters and losses go on."""
@@ -255,75 +282,24 @@ class Recorder:
 
     def _gradients_ready(self, optimizer: Optimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
-        self._know_optimizer(optimizer)
+        weights = self._know_optimizer(optimizer)
         self._note_scale(optimizer)
         self.part.rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        before = self._before.setdefault(id(optimizer), [])
+        self._ready.add(id(optimizer))
         if not self.part.sampled:
             return
         self.part.unscaled_late = getattr(optimizer, "grad_scale", None) is not None
-        gather = self.micro.gather
-        self._facts(optimizer)
-        copies = self._affordable(optimizer)
-        with torch.no_grad():
-            for g, group in enumerate(optimizer.param_groups):
-                for i, parameter in enumerate(group["params"]):
-                    model, site, kind = self._name(parameter, g, i)
-                    if model is None:
-                        continue
-                    number = functools.partial(self.places.number, model, site, kind=kind, dtype=parameter.dtype)
-                    if "parameter" in self.what:
-                        gather.add([number("parameter")], parameter)
-                    if parameter.grad is None:
-                        continue
-                    if "parameter_grad" in self.what:
-                        gather.add([number("parameter_grad")], parameter.grad)
-                    if copies:
-                        before.append((number("update"), parameter.detach().clone(), parameter))
+        weights.look(optimizer)
+        self.part.parameters += weights.facts(self._rates())
+        weights.before(self.micro.gather)
 
-    def _name(self, parameter: Tensor, group: int, i: int) -> tuple[str | None, str, str]:
-        known = self.models.parameter(parameter)
-        if known is not None:
-            return known[0].name, known[1], known[2]
-        if not self._discovers and self.models.all:
-            return None, "", ""  # watch() was given the model; this is of another one, or was not asked for
-        return "optimizer", f"group{group}[{i}]", "Parameter"
-
-    def _facts(self, optimizer: Optimizer) -> None:
-        rates = {
-            id(p): float(group.get("lr", float("nan")))
-            for one in (reference() for reference in self._optimizers.values())
-            if one is not None
-            for group in one.param_groups
-            for p in group["params"]
+    def _rates(self) -> dict[int, float]:
+        """The learning rate of every parameter that an optimizer has."""
+        optimizers = [optimizer for reference, _ in self._optimizers.values() if (optimizer := reference()) is not None]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        return {
+            id(p): rate for group in groups for rate in (float(group.get("lr", math.nan)),) for p in group["params"]
         }
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for model in self.models.all:
-            parameters = list(model.each_parameter())
-            if not any(id(tensor) in mine for _, tensor in parameters):
-                continue
-            self.part.parameters += [
-                Parameter(
-                    model.name,
-                    site,
-                    trainable=tensor.requires_grad,
-                    has_gradient=tensor.grad is not None,
-                    rate=rates.get(id(tensor)),
-                    size=tensor.numel(),
-                )
-                for site, tensor in parameters
-                if not isinstance(tensor, nn.UninitializedParameter)
-            ]
-
-    def _affordable(self, optimizer: Optimizer) -> bool:
-        """Whether there is room for a copy of the weights while the optimizer steps."""
-        if "update" not in self.what:
-            return False
-        need: dict[torch.device, int] = {}
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                need[p.device] = need.get(p.device, 0) + p.numel() * p.element_size()
-        return all(size < _free(device) / 4 for device, size in need.items())
 
     def _add_part(self) -> None:
         if self._current is None:
@@ -335,55 +311,74 @@ class Recorder:
         now = time.perf_counter()
         step = self._current or Pending(self.steps)
         step.seconds, step.time, step.spent = now - self._mark, now - self._start, self.spent
-        self.schedule.paid(step.seconds, step.spent, step.sampled)
+        self.schedule.paid(step.number, step.seconds, step.spent, step.sampled)
         self._mark, self.spent = now, 0.0
         self._pending.append(step)
         self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
         self.steps += 1
-        self._drain()
+        # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
+        if step.sampled or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
+            self._drain()
 
     def _drain(self, wait: bool = False) -> None:
+        self._drained = time.perf_counter()
         while self._pending and (wait or len(self._pending) > 8 or self._pending[0].ready()):
             self._take(self._pending.pop(0).make(self.places.all))
 
     def _begin_part(self) -> None:
         sampled = self.schedule.wants(self.steps) if not self._stepped else self.sampling
         self.part = Part(self._at_once, sampled)
+        self.micro = self.part.micros[-1]
         self._last_loss = None
-        if self._scaler is not None:
-            self._note_scale()
         if sampled != self.sampling:
             self.sampling = sampled
             self._hook() if sampled else self._unhook()
 
     def _next_micro(self) -> None:
-        self.part.micros.append(Micro(self._at_once))
+        self.micro.settle()
+        self.micro = Micro(self._at_once)
+        self.part.micros.append(self.micro)
         self._last_loss = None
-        self._note_scale()
 
     def _concerns(self, optimizer: Optimizer) -> bool:
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return True
         if self._only is not None:
             return optimizer is self._only
-        if self._discovers or not self.models.all:
+        if self._everything or not self.models.all:
             return True
         return any(self.models.parameter(p) for group in optimizer.param_groups for p in group["params"])
 
-    def _know_optimizer(self, optimizer: Optimizer) -> None:
-        if id(optimizer) in self._optimizers:
-            return
-        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+    def _know_optimizer(self, optimizer: Optimizer) -> Weights:
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        if not self._optimizers:  # those that step in turn with it, as a GAN's do; if they do not, that is soon known
+            self._usual = {id(other) for other in _optimizers() if self._concerns(other)}
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        if self._everything and not self._discovers and first is not None and self.models.parameter(first) is None:
+            self.models.find_holder(first, sys._getframe(2))
+        weights = Weights(
+            self.models, self.places, self.what, not self._selects and (self._everything or not self.models.all)
+        )
+        self._optimizers[id(optimizer)] = (weakref.ref(optimizer), weights)
         self._usual.add(id(optimizer))
         self.without_gradients = False
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        for parameter in parameters[-1:]:  # the last layer's, whose gradient is there first
-            if id(parameter) not in self._watched_parameters and parameter.is_leaf:
+        self._watch_for_backward([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+        return weights
+
+    def _watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
+        """See every backward pass, also of steps that are not sampled, by one of these parameters."""
+        for parameter in list(parameters)[-1:]:  # the last layer's, whose gradient is there first
+            if id(parameter) not in self._watched_parameters and parameter.is_leaf and parameter.requires_grad:
                 self._watched_parameters.add(id(parameter))
                 self._sentinels.append(parameter.register_post_accumulate_grad_hook(_Sentinel(self)))
 
     def _some_optimizer(self) -> bool:
         """Whether there is an optimizer that has not stepped yet."""
         if self._has_optimizer is None:
-            self._has_optimizer = any(isinstance(thing, Optimizer) for thing in gc.get_objects())
+            self._has_optimizer = any(True for _ in _optimizers())
         return self._has_optimizer
 
     def _know(self, scaler: Any) -> None:
@@ -407,10 +402,15 @@ class Recorder:
 
     # Hooks.
 
-    def _root(self, model: Model, module: nn.Module) -> None:
+    def _root(self, model: Model, module: nn.Module) -> RootHook:
         site = next((name for name, ref in model.modules if ref() is module), ".")
         hook = RootHook(self, model, site, module)
-        self._roots.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        handles = self._outer if hasattr(module, "_orig_mod") else self._roots
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self._watch_for_backward(
+            p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)
+        )
+        return hook
 
     def _hook(self) -> None:
         if self._discovers and self._discovery is None:
@@ -460,6 +460,8 @@ class _Sentinel:
         self.recorder.saw_backward()
 
 
+never_compile(_Discovery.__call__, Recorder._before_step)  # all that are guarded share their code
+
 _forked: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
@@ -471,6 +473,13 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
+def _optimizers() -> Iterator[Optimizer]:
+    """All that there are, less those that only pass calls on. Not by isinstance, which runs code of the objects."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Optimizer) and getattr(type(thing).step, "hooked", False):
+            yield thing
+
+
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Any]:
     """Where the closure of `optimizer.step(closure)` is, and the closure; args begin with the optimizer."""
     if kwargs.get("closure") is not None:
@@ -478,18 +487,3 @@ def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, 
     if len(args) > 1 and callable(args[1]):
         return 1, args[1]
     return 0, None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _free(device: torch.device) -> float:
-    """Bytes that are free on a device."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return float("inf")

@@ -17,6 +17,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tenterhook.record._places import Place
 from tenterhook.record._step import Step
 
@@ -51,6 +54,7 @@ class Checked:
 
     name: ClassVar[str]
     needs: ClassVar[str] = "nothing was sampled"
+    only_sampled: ClassVar[bool] = True  # whether steps without rows are of no interest
     has_looked = False
 
     @property
@@ -75,3 +79,33 @@ class Persistent:
             self._done.add(key)
             return True
         return False
+
+
+class PersistentRows:
+    """The same for many rows at once; those of places that a step does not have stay as they are."""
+
+    def __init__(self, many: int = 5, of: int = 8) -> None:
+        self._many, self._of = many, of
+        self._seen = np.zeros((0, of), bool)  # by number of place: a ring
+        self._next = np.zeros(0, np.int64)
+        self._done = np.zeros(0, bool)
+
+    def so(self, which: NDArray[np.int64], holds: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Those rows that are to be reported now; each place once."""
+        if not len(which):
+            return which
+        self._grow(int(which.max()) + 1)
+        self._seen[which, self._next[which]] = holds
+        self._next[which] = (self._next[which] + 1) % self._of
+        if not holds.any():
+            return which[:0]
+        new = (self._seen[which].sum(1) >= self._many) & ~self._done[which]
+        self._done[which[new]] = True
+        return np.flatnonzero(new)
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self._done)
+        if more > 0:
+            self._seen = np.concatenate([self._seen, np.zeros((more, self._of), bool)])
+            self._next = np.concatenate([self._next, np.zeros(more, np.int64)])
+            self._done = np.concatenate([self._done, np.zeros(more, bool)])

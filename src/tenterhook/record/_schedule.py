@@ -2,7 +2,10 @@
 
 
 class Schedule:
-    """Say which steps to sample. With a budget, one is passed over while the cost so far is above that share."""
+    """Say which steps to sample. With a budget, one is passed over while the cost so far is above that share.
+
+    The steps that are dense, at the start and after a finding, are beside the budget: there are few of them.
+    """
 
     def __init__(self, every: int = 10, dense: int = 20, budget: float | None = None) -> None:
         self.every = every
@@ -11,25 +14,27 @@ class Schedule:
         self.passed_over = 0
         self._dense_until = dense
         self._spent = self._time = 0.0
-        self._last_cost = 0.0
+        self._last_cost = self._last_step = 0.0
 
     def wants(self, step: int) -> bool:
         """Whether a step is to be sampled."""
-        if step < self.dense:
+        if step < self._dense_until:
             return True
-        if step >= self._dense_until and step % self.every:
+        if step % self.every:
             return False
-        if self.budget is not None and self._spent + self._last_cost > self.budget * self._time:
+        soon = self._time + self.every * self._last_step  # by the next sample
+        if self.budget is not None and self._spent + self._last_cost > self.budget * soon:
             self.passed_over += 1
             return False
         return True
 
-    def paid(self, seconds: float, spent: float, sampled: bool) -> None:
+    def paid(self, step: int, seconds: float, spent: float, sampled: bool) -> None:
         """A step took so long, of which recording took a part."""
-        self._time += seconds
-        self._spent += spent
-        if sampled:
-            self._last_cost = spent
+        self._last_cost = spent if sampled else self._last_cost
+        self._last_step = seconds - spent
+        if step >= self._dense_until:
+            self._time += seconds
+            self._spent += spent
 
     def found(self, step: int) -> None:
         """After a finding the next steps are all of interest."""

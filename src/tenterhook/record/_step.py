@@ -14,13 +14,41 @@ from tenterhook.stats import BINS, NUMBERS, Stats
 Floats = NDArray[np.float64]
 
 
+class Histograms:
+    """The histograms of some rows, without their zeros: those of row i are at starts[i] … starts[i + 1]."""
+
+    def __init__(self, starts: NDArray[np.int64], bins: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
+        self.starts, self.bins, self.counts = starts, bins, counts
+
+    @classmethod
+    def of(cls, dense: NDArray[np.int32]) -> "Histograms":
+        """From an array with BINS columns."""
+        used = np.flatnonzero(dense != 0)
+        starts = np.searchsorted(used, np.arange(len(dense) + 1) * BINS)
+        return cls(starts, used & BINS - 1, dense.ravel()[used])
+
+    def in_order(self, order: NDArray[np.int64]) -> "Histograms":
+        """The same with its rows in another order."""
+        sizes = np.diff(self.starts)[order]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.repeat(self.starts[:-1][order] - starts[:-1], sizes) + np.arange(starts[-1])
+        return Histograms(starts, self.bins[at], self.counts[at])
+
+    def dense(self) -> NDArray[np.int32]:
+        """As such an array again."""
+        found = np.zeros((len(self.starts) - 1, BINS), np.int32)
+        found[np.repeat(np.arange(len(found)), np.diff(self.starts)), self.bins] = self.counts
+        return found
+
+
 class Rows:
     """Some rows of a step: `places` says whose each one is, the columns are arrays of the same length."""
 
     def __init__(self, places: Sequence[Place], numbers: Floats, histogram: Any) -> None:
         self.places = places
         self.numbers = numbers
-        self._histogram = histogram  # an array, or the rows of another one
+        self.sparse = histogram if isinstance(histogram, Histograms) else None
+        self._histogram = histogram  # Histograms, or some rows of another Rows; a whole array once it was asked for
 
     def __len__(self) -> int:
         return len(self.places)
@@ -36,6 +64,8 @@ class Rows:
         if isinstance(self._histogram, tuple):
             whole, rows = self._histogram
             self._histogram = whole.histogram[rows]
+        elif isinstance(self._histogram, Histograms):
+            self._histogram = self._histogram.dense()
         return self._histogram
 
     def where(self, mask: Any) -> "Rows":
@@ -43,6 +73,16 @@ class Rows:
         kept = np.asarray(mask)
         kept = np.flatnonzero(kept) if kept.dtype == bool else kept
         return Rows([self.places[i] for i in kept.tolist()], self.numbers[kept], (self, kept))
+
+    @functools.cached_property
+    def which(self) -> NDArray[np.int64]:
+        """The numbers of the places."""
+        return np.array([place.number for place in self.places], np.int64)
+
+    @functools.cached_property
+    def layout(self) -> bytes:
+        """Equal for rows of the same places, so that what is worked out from those can be kept."""
+        return self.which.tobytes()
 
     @property
     def infinite(self) -> Floats:
@@ -84,7 +124,7 @@ class Rows:
         return Stats(**values, histogram=bins)
 
 
-NO_ROWS = Rows((), np.zeros((0, len(NUMBERS))), np.zeros((0, BINS), np.int32))
+NO_ROWS = Rows((), np.zeros((0, len(NUMBERS))), Histograms.of(np.zeros((0, BINS), np.int32)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +144,8 @@ class Step:
     """One step. Where it was not sampled, `rows` is empty and only the loss, the rates and the times are known."""
 
     number: int
-    loss: float | None = None
+    loss: float | None = None  # the sum of what backward() was called on: what the gradients are the gradients of
+    losses: tuple[float, ...] = ()  # the same apart for each optimizer
     rates: tuple[float, ...] = ()
     seconds: float = 0.0
     time: float = 0.0
@@ -114,7 +155,8 @@ class Step:
     scale: float | None = None
     sampled: bool = False
     rows: Rows = NO_ROWS
-    calls: Sequence[int] = ()  # per row: how many measurements are in it
+    ids: Any = ()  # per row: the number of its place
+    calls: Any = ()  # and how many measurements are in it
     dead: dict[int, float] = field(default_factory=dict)  # by place number: share of units that never fire
     saturated: dict[int, float] = field(default_factory=dict)
     training: dict[tuple[str, str], bool] = field(default_factory=dict)  # of BatchNorms, by model and site
@@ -136,6 +178,20 @@ class Step:
     def reached(self) -> dict[tuple[str, str], int]:
         """By model and site of a module: its place in the order of the forward."""
         return {(place.model, place.site): place.number for place in self.of("output").places}
+
+    @functools.cached_property
+    def order(self) -> dict[tuple[str, str], int]:
+        """By model and site of a module, also of one that gives several values: when the forward comes to its end."""
+        found: dict[tuple[str, str], int] = {}
+        for place in self.of("output").places:
+            found.setdefault((place.model, place.site.partition("[")[0]), place.number)
+        return found
+
+    @functools.cached_property
+    def gradient_rms(self) -> Floats:
+        """Of each row of `of("parameter_grad")`; NaN where not all of it is finite."""
+        rows = self.of("parameter_grad")
+        return np.where(rows.infinite > 0, np.nan, rows.rms)
 
     @functools.cached_property
     def rate(self) -> dict[tuple[str, str], float | None]:

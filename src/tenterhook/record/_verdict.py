@@ -11,6 +11,7 @@ from tenterhook.store._run import Run
 _MARKS = {"error": "✖", "warn": "▲", "note": "●"}
 _COLOURS = {"error": "31;1", "warn": "33;1", "note": "36", "clean": "32", "dim": "2", "bold": "1"}
 RANKS = "ranks that disagree"
+Line = tuple[str, int]  # with its width, for colours take none
 
 
 @dataclass
@@ -50,29 +51,31 @@ class Verdict:
         return self.box()
 
     def box(self, width: int = 100, colour: bool = False) -> str:
-        """The verdict in a frame, at most so wide."""
-        paint = _paint if colour else lambda text, _: text
-        inner = max(40, width - 4)
+        """The verdict in a frame of this width."""
+        paint = _paint if colour else _plain
+        inner = max(60, width) - 4
         lines = [line for lines in self._lines(inner, paint) for line in lines]
         head = textwrap.shorten(self.title, inner - 15, placeholder=" …")
-        top = f"┌ {paint('tenterhook', 'bold')} ─ {head} {'─' * max(0, inner - len(head) - 13)}┐"
-        foot = f"tenterhook summary {self.folder}"
-        bottom = f"└ {foot} {'─' * max(0, inner - len(foot) - 0)}┘"
+        foot = f'tenterhook summary {self.folder}  ·  tenterhook.open_run("{self.folder}")'
+        if len(foot) > inner - 2:
+            foot = f"tenterhook summary {self.folder}"
+        top = f"┌ {paint('tenterhook', 'bold')} ─ {head} {'─' * (inner - len(head) - 13)}┐"
+        bottom = f"└ {foot} {'─' * max(0, inner - len(foot))}┘"
         return "\n".join([top, *(f"│ {text}{' ' * (inner - length)} │" for text, length in lines), bottom])
 
-    def _lines(self, width: int, paint: Any) -> Iterator[list[tuple[str, int]]]:
+    def _lines(self, width: int, paint: Any) -> Iterator[list[Line]]:
         for row in self.findings:
-            yield _finding(row, width, paint)
+            yield [*_finding(row, width, paint), ("", 0)]
         if not self.findings:
-            checked = f"{len(self.clean)} checks" if self.clean else "nothing"
-            yield _wrapped(f"✔ {checked} found a fault" if not self.clean else "✔ nothing found", width, paint, "clean")
+            yield _wrapped("✔", "nothing found" if self.clean else "nothing was checked", width, paint, "clean")
         if self.clean:
-            yield _wrapped(f"✔ {len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
+            yield _wrapped("✔", f"{len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
         if self.unchecked:
-            names = "; ".join(f"{name} ({why})" for name, why in self.unchecked)
-            yield _wrapped(f"○ {len(self.unchecked)} not checked: {names}", width, paint, "dim")
+            yield _wrapped("○", f"{len(self.unchecked)} not checked:", width, paint, "dim")
+            for name, why in self.unchecked:
+                yield _wrapped(" ", f"{name}: {why}", width, paint, "dim")
         for remark in self.remarks:
-            yield _wrapped(f"· {remark}", width, paint, "dim")
+            yield _wrapped("·", remark, width, paint, "dim")
 
     def _compare_ranks(self, run: Run) -> None:
         """Parameters that every rank should have alike, step by step."""
@@ -129,12 +132,18 @@ def _title(run: Run, info: dict[str, Any]) -> str:
     else:
         total = sum(model.get("parameters", 0) for model in models)
         what = f"{len(models)} models ({', '.join(m['name'] for m in models[:3])}, {_many(total)} parameters)"
-    steps = info.get("steps", 0)
-    parts = [what, f"{steps:,} steps, {info.get('sampled', 0):,} sampled"]
+    steps, sampled = info.get("steps", 0), info.get("sampled", 0)
+    if "ended" not in info:  # what the tables hold, which are written more often
+        column = run.steps(0)["sampled"].to_pylist()
+        steps, sampled = len(column), sum(column)
+    parts = [what, f"{steps:,} steps, {sampled:,} sampled"]
     if len(run.ranks) > 1:
         parts.append(f"{len(run.ranks)} ranks")
-    if info.get("overhead") is not None:
-        parts.append(f"overhead {info['overhead']:.1%}")
+    total, later = info.get("overhead"), info.get("overhead_later")
+    if later is not None and total is not None:
+        parts.append(f"overhead {later:.1%}, with the first steps {total:.1%}")
+    elif total is not None:
+        parts.append(f"overhead {total:.1%}")
     return " · ".join(parts)
 
 
@@ -156,32 +165,37 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
         yield "activations were not recorded: the model runs under torch.compile"
 
 
-def _finding(row: dict[str, Any], width: int, paint: Any) -> list[tuple[str, int]]:
-    severity = row["severity"]
-    where = f"{row['model']}: {row['site']}" if row.get("site") else (row.get("model") or "")
-    kind = {"output": "", "parameter": "", None: ""}.get(
-        row.get("what"), f" ({(row.get('what') or '').replace('_', ' ')})"
-    )
-    since = f"step {row['step']:,}" + (f", rank {row['rank']}" if row.get("rank") else "")
-    head = f"{_MARKS.get(severity, '●')} {row['rule']}"
-    rest = "  ".join(part for part in (where + kind if where else "", f"since {since}") if part)
-    if row["more"]:
-        rest += f"  (+{row['more']} more)"
-    first = textwrap.shorten(f"{head}  {rest}", width, placeholder=" …")
-    lines = [(paint(first[: len(head)], severity) + first[len(head) :], len(first))]
-    for label, text in (("", row["text"]), ("why", row["why"]), ("next", row["then"])):
+def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
+    """The rule at the left, where and since when at the right; below, what was found, why it matters, what to do."""
+    what = row.get("what")
+    parts = [
+        f"{row['model']}: {row['site']}" if row.get("site") else row.get("model"),
+        what.replace("_", " ") if what not in (None, "output", "parameter") else None,
+        f"rank {row['rank']}" if row.get("rank") else None,
+        f"since step {row['step']:,}",
+        f"and {row['more']} more" if row["more"] else None,
+    ]
+    head = f"{_MARKS.get(row['severity'], '●')} {row['rule']}"
+    where = textwrap.shorten(" · ".join(filter(None, parts)), max(20, width - len(head) - 2), placeholder=" …")
+    gap = max(2, width - len(head) - len(where))
+    lines = [(paint(head, row["severity"]) + " " * gap + where, len(head) + gap + len(where))]
+    for label, text in (("", row["text"]), ("why   ", row["why"]), ("next  ", row["then"])):
         if text:
-            lines += [(line, len(line)) for line in _hanging(label, text, width)]
+            found = textwrap.wrap(text, width, initial_indent=f"  {label}", subsequent_indent=" " * (2 + len(label)))
+            start = 2 + len(label)
+            lines += [(f"{paint(line[:start], 'dim')}{line[start:]}", len(line)) for line in found]
     return lines
 
 
-def _hanging(label: str, text: str, width: int) -> list[str]:
-    start = f"  {label + ':' if label else '':6}" if label else "  "
-    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
+def _wrapped(mark: str, text: str, width: int, paint: Any, colour: str) -> list[Line]:
+    lines = textwrap.wrap(f"{mark} {text}", width, subsequent_indent="  ", drop_whitespace=True)
+    if mark == " ":
+        lines = textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+    return [(paint(line, colour), len(line)) for line in lines]
 
 
-def _wrapped(text: str, width: int, paint: Any, colour: str) -> list[tuple[str, int]]:
-    return [(paint(line, colour), len(line)) for line in textwrap.wrap(text, width, subsequent_indent="  ")]
+def _plain(text: str, _: str) -> str:
+    return text
 
 
 def _paint(text: str, colour: str) -> str:

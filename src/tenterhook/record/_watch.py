@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"every={self.every}: sample every N-th step, with N of 1 or more")
+        if self.dense < 0:
+            raise ValueError(f"dense={self.dense}: sample each of the first N steps, with N of 0 or more")
         unknown = [name for name in self.what if name not in KINDS]
         if unknown:
             raise ValueError(f"there is nothing called {', '.join(unknown)} to record; there are {', '.join(KINDS)}")
@@ -56,17 +59,20 @@ class Recording:
         self.rank = int(os.environ.get("RANK", "0"))
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
-        self.log = Log(folder, self.rank, self.judge, info)
         self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        self.log = Log(folder, self.rank, self.judge, info, self.recorder.places)
         self._described = 0
+        self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
 
     def _take(self, step: Step) -> None:
         if self.log.take(step):
             self.recorder.schedule.found(step.number)
-        if len(self.recorder.models.all) != self._described:
+        now = time.monotonic()
+        if len(self.recorder.models.all) != self._described or now >= self._again:
             self._described = len(self.recorder.models.all)
             self._describe()
+            self._again = max(now + 2, time.monotonic() + 200 * (time.monotonic() - now))  # half a percent at most
 
     def _describe(self, **facts: Any) -> None:
         models = [model.describe() for model in self.recorder.models.all]
@@ -74,11 +80,16 @@ class Recording:
 
     def _complain(self, what: str) -> None:
         said = f"tenterhook: recording stopped ({what}); the program goes on unchanged"
-        print(said, file=sys.stderr, flush=True)  # noqa: T201  # there is nobody else to tell
+        if sys.stderr is not None:
+            print(said, file=sys.stderr, flush=True)  # noqa: T201  # there is nobody else to tell
+
+    def is_mine(self) -> bool:
+        """False in a forked process, which has nothing to do with it."""
+        return os.getpid() == self._pid
 
     def close(self, ended: str) -> bool:
-        """Write the rest. False in a forked process, which has nothing to do with it."""
-        if os.getpid() != self._pid:
+        """Write the rest; False in a forked process."""
+        if not self.is_mine():
             return False
         self.recorder.finish()
         try:

@@ -1,7 +1,7 @@
 """Measuring tensors on a CPU. NumPy has the fastest passes for counts and extrema, torch for sums.
 
 A large tensor is measured by itself; small ones together, for there the calls cost more than the numbers. Histograms
-are counted together in any case, of a fixed sample of each large tensor.
+are counted together in any case, of a fixed sample of each tensor.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from tenterhook.stats._layout import BINS, NUMBERS
 
 SMALL = 4096  # elements, up to which tensors are measured together
-_RUNS, _RUN = 32, 32  # the sample of a larger tensor: so many runs of so many neighbours
+_RUNS, _RUN = 32, 32  # the sample of a tensor that is larger than that: so many runs of so many neighbours
 Floats = NDArray[np.floating]
 Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
 
@@ -38,7 +38,7 @@ def measure_small(arrays: Sequence[Floats]) -> Rows:
     """The numbers and the histograms of several flat arrays at once, in float64 throughout."""
     sizes = np.array([array.size for array in arrays])
     numbers = np.zeros((len(arrays), len(NUMBERS)))
-    numbers[:, 0] = numbers[:, 9] = sizes
+    numbers[:, 0] = sizes
     numbers[:, 7:9] = math.inf, -math.inf
     filled = np.flatnonzero(sizes)
     if not filled.size:
@@ -58,7 +58,9 @@ def measure_small(arrays: Sequence[Floats]) -> Rows:
     numbers[filled, 4:7] += np.stack(sums, 1)
     numbers[filled, 7] = np.minimum.reduceat(lower, starts)
     numbers[filled, 8] = np.maximum.reduceat(upper, starts)
-    return numbers, histograms(arrays)
+    samples = [_sample(array) for array in arrays]
+    numbers[:, 9] = [sample.size for sample in samples]
+    return numbers, histograms(samples)
 
 
 def histograms(samples: Sequence[Floats]) -> NDArray[np.int32]:
@@ -82,7 +84,7 @@ def _sums(tensor: Tensor) -> tuple[float, float]:
 
 
 def _sample(values: Floats) -> Floats:
-    if values.size <= SMALL:
-        return values.copy()
+    if values.size <= _RUNS * _RUN:
+        return values
     step = values.size // _RUNS
     return values[: step * _RUNS].reshape(_RUNS, step)[:, :_RUN].ravel()

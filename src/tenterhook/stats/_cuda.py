@@ -50,20 +50,33 @@ def measure_cuda(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
     They are read on the current stream of the device, so that whoever used them there may let go of them at once.
     """
-    rows, device = len(tensors), tensors[0].device
-    sizes = [t.numel() for t in tensors]
-    plans = [_plan(size) for size in sizes]
-    ends = list(accumulate(programs for programs, _ in plans))
-    table = array("q", [0, *ends[:-1], *[t.data_ptr() for t in tensors], *sizes, *[_KINDS[t.dtype] for t in tensors]])
-    filled = b"".join([table.tobytes(), *[row for _, row in plans]])
-    staged = torch.empty(len(filled) // 8, dtype=torch.float64, device="cpu", pin_memory=True)
-    ctypes.memmove(staged.data_ptr(), filled, len(filled))
-    uploaded = staged.to(device, non_blocking=True)  # torch keeps what is staged until it has been copied
-    histogram = torch.zeros((rows, BINS), dtype=torch.int32, device=device)
-    if ends[-1]:
-        with torch.cuda.device(device):
-            _compiled(device)[(ends[-1], 1, 1)](uploaded, histogram, rows)
-    return uploaded.as_strided((rows, len(NUMBERS)), (len(NUMBERS), 1), len(table)), histogram
+    return Plan(tensors).measure()
+
+
+class Plan:
+    """The tables for some tensors. As long as these keep their memory, they can be measured with it again and again."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.addresses = [t.data_ptr() for t in tensors]
+        self._rows, self._device = len(tensors), tensors[0].device
+        sizes = [t.numel() for t in tensors]
+        plans = [_plan(size) for size in sizes]
+        ends = list(accumulate(programs for programs, _ in plans))
+        table = array("q", [0, *ends[:-1], *self.addresses, *sizes, *[_KINDS[t.dtype] for t in tensors]])
+        self._filled = b"".join([table.tobytes(), *[row for _, row in plans]])
+        self._programs, self._start = ends[-1], len(table)
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """One launch."""
+        filled, device = self._filled, self._device
+        staged = torch.empty(len(filled) // 8, dtype=torch.float64, device="cpu", pin_memory=True)
+        ctypes.memmove(staged.data_ptr(), filled, len(filled))
+        uploaded = staged.to(device, non_blocking=True)  # torch keeps what is staged until it has been copied
+        histogram = torch.zeros((self._rows, BINS), dtype=torch.int32, device=device)
+        if self._programs:
+            with torch.cuda.device(device):
+                _compiled(device)[(self._programs, 1, 1)](uploaded, histogram, self._rows)
+        return uploaded.as_strided((self._rows, len(NUMBERS)), (len(NUMBERS), 1), self._start), histogram
 
 
 @lru_cache(maxsize=4096)

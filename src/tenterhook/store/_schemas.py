@@ -19,6 +19,7 @@ def schemas() -> dict[str, Any]:
     ]
     steps = [
         *(("step", pa.int64()), ("time", pa.float64()), ("seconds", pa.float64()), ("loss", pa.float64())),
+        *(("losses", pa.list_(pa.float64())),),
         *(("backwards", pa.int32()), ("skipped", pa.int32()), ("scale", pa.float64())),
         *(("rates", pa.list_(pa.float64())), ("sampled", pa.bool_()), ("spent", pa.float64())),
     ]

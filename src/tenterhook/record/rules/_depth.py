@@ -3,31 +3,54 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.record._step import Rows, Step
+from tenterhook.record._places import Place
+from tenterhook.record._step import Floats, Rows, Step
 
 _OTHERS = ("Norm", "Embedding", "LSTM", "GRU", "RNN")
+_KEPT = 64  # layouts; a model with experts has many
 
 
-def weights(rows: Rows) -> Rows:
-    """The rows of weights that multiply: no biases, no norms, no embeddings."""
-    mask = [p.site.endswith("weight") and not any(word in p.kind for word in _OTHERS) for p in rows.places]
-    return rows.where(np.array(mask, bool))
+def is_weight(place: Place) -> bool:
+    """Whether it is of a weight that multiplies: no bias, no norm, no embedding."""
+    return place.site.endswith("weight") and not any(word in place.kind for word in _OTHERS)
 
 
-def by_model(rows: Rows) -> list[Rows]:
-    """Apart for each model."""
-    names = np.array([place.model for place in rows.places])
-    return [rows.where(names == name) for name in dict.fromkeys(names.tolist())]
+def depth(place: Place, step: Step) -> int:
+    """When the forward comes to the module that holds a parameter, or -1."""
+    return step.order.get((place.model, place.site.rpartition(".")[0] or "."), -1)
 
 
-def in_order(rows: Rows, step: Step) -> Rows:
-    """Sorted by when the forward reaches the module that holds them; those that it does not are left out."""
-    keys = [step.reached.get((p.model, p.site.rpartition(".")[0]), -1) for p in rows.places]
-    order = sorted((key, i) for i, key in enumerate(keys) if key >= 0)
-    return rows.where(np.array([i for _, i in order], int))
+class Layers:
+    """The weights that get gradients, for each model apart, in the order of the forward.
+
+    Which these are is worked out once for each layout.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[tuple[list[Place], NDArray[np.int64]]]] = {}
+
+    def gradients(self, step: Step) -> list[tuple[list[Place], Floats]]:
+        """Places and RMS, for each model that has some; weights that the forward does not come by are left out."""
+        rows = step.of("parameter_grad")
+        if not len(rows) or step.skipped:
+            return []
+        known = self._known.get(rows.layout)
+        if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            known = self._known[rows.layout] = _layers(rows, step)
+        return [(places, step.gradient_rms[which]) for places, which in known]
 
 
-def steepest(values: NDArray[np.float64]) -> int:
-    """Where a value and the next differ by the largest factor; the index of the first of the two."""
-    logs = np.log10(np.maximum(values, 1e-45))
-    return int(np.argmax(np.abs(np.diff(logs))))
+def _layers(rows: Rows, step: Step) -> list[tuple[list[Place], NDArray[np.int64]]]:
+    models: dict[str, list[tuple[int, int]]] = {}
+    for i, place in enumerate(rows.places):
+        if is_weight(place) and (at := depth(place, step)) >= 0:
+            models.setdefault(place.model, []).append((at, i))
+    chosen = [[i for _, i in sorted(found)] for found in models.values()]
+    return [([rows.places[i] for i in which], np.array(which, np.int64)) for which in chosen]
+
+
+def steepest(values: Floats) -> int:
+    """Where a value and the next grow by the largest factor; the index of the first of the two."""
+    return int(np.argmax(np.diff(np.log10(np.maximum(values, 1e-45)))))

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+from tenterhook.record._places import Place
 from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Step
+
+_SAMPLES = 8
 
 
 class BatchNormMode(Checked):
@@ -14,28 +17,37 @@ class BatchNormMode(Checked):
 
     def __init__(self) -> None:
         self._trained: set[tuple[str, str]] = set()
+        self._samples = 0
         self._found = False
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once; that it was never in training mode is a note, for it may be frozen on purpose."""
-        if not step.training:
+        if not step.training or self._found:
             return
         self.has_looked = True
-        self._trained |= {site for site, training in step.training.items() if training}
+        self._samples += 1
         wrong = [site for site, training in step.training.items() if not training]
-        if self._found or not wrong:
+        if len(wrong) < len(step.training):
+            self._trained |= {site for site, training in step.training.items() if training}
+        if not wrong:
             return
         changed = [site for site in wrong if site in self._trained]
-        first = (changed or wrong)[0]
-        place = next((p for p in step.rows.places if (p.model, p.site) == first), None)
-        trainable = any((p.model, p.site) == (first[0], f"{first[1]}.weight") and p.trainable for p in step.parameters)
         if changed:
             self._found = True
             text = f"{len(changed)} BatchNorm in eval mode in a training step, and in training mode before"
             why = "it normalises with old averages, and no longer updates them"
-            yield Finding(self.name, "warn", step.number, text, place, why, "call model.train() after validation")
-        elif trainable and not self._trained and step.number >= 8:
+            then = "call model.train() after validation; if you froze them on purpose, all is well"
+            yield Finding(self.name, "warn", step.number, text, self._place(step, changed[0]), why, then)
+        elif not self._trained and self._samples >= _SAMPLES and self._is_trainable(step, wrong):
             self._found = True
             text = f"{len(wrong)} BatchNorm in eval mode since the start, with weights that are trained"
             then = "call model.train() before training; if they are frozen on purpose, freeze their weights too"
-            yield Finding(self.name, "note", step.number, text, place, "its averages are never updated", then)
+            why = "its averages are never updated"
+            yield Finding(self.name, "note", step.number, text, self._place(step, wrong[0]), why, then)
+
+    def _place(self, step: Step, site: tuple[str, str]) -> Place | None:
+        return next((p for p in step.rows.places if (p.model, p.site) == site), None)
+
+    def _is_trainable(self, step: Step, sites: list[tuple[str, str]]) -> bool:
+        weights = {(model, f"{site}.weight") for model, site in sites}
+        return any((p.model, p.site) in weights and p.trainable and p.rate for p in step.parameters)

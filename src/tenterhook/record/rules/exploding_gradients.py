@@ -6,56 +6,60 @@ import numpy as np
 
 from tenterhook.record._places import Place
 from tenterhook.record._rule import Checked, Finding, Persistent
-from tenterhook.record._step import Rows, Step
-from tenterhook.record.rules._depth import by_model, in_order, steepest, weights
+from tenterhook.record._step import Floats, Step
+from tenterhook.record.rules._depth import Layers, steepest
 
-_FIRST = 20
+_FIRST, _RATIO, _TIMES = 5, 1e3, 100.0
+_LARGE, _LARGE_LATER = 1e-2, 1e-1  # rms; what is smaller does no harm, however it has grown
 
 
 class ExplodingGradients(Checked):
-    """With depth: 1000 times from the last layers to the first, above 1e-2. With time: 100 times the first samples."""
+    """With depth: 1000 times from the last layers to the first. With time: 100 times the most of the first samples."""
 
     name = "exploding gradients"
-    needs = "no gradients of parameters were sampled"
+    needs = "no gradients of weights were sampled"
 
     def __init__(self) -> None:
         self._deep, self._late = Persistent(), Persistent(3, 5)
         self._most: dict[str, list[float]] = {}
+        self._layers = Layers()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each model once of each kind."""
-        for rows in by_model(weights(step.of("parameter_grad"))):
-            if rows.infinite.any():
-                continue
-            self.has_looked = True
-            yield from self._in_time(step, rows)
-            yield from self._in_depth(step, in_order(rows, step))
+        for places, rms in self._layers.gradients(step):
+            most = float(rms.max())
+            if most == most:  # else some of it is not finite, which is another rule's
+                self.has_looked = True
+                yield from self._in_time(step, places, rms, most)
+                yield from self._in_depth(step, places, rms, most)
 
-    def _in_depth(self, step: Step, rows: Rows) -> Iterator[Finding]:
-        places, rms = rows.places, rows.rms
-        if len(places) < 4:
+    def _in_depth(self, step: Step, places: list[Place], rms: Floats, most: float) -> Iterator[Finding]:
+        if most < _LARGE or len(places) < 4:
+            self._deep.so(places[0].model, False)
             return
-        quarter = max(1, len(places) // 4)
+        kept = np.flatnonzero(rms)  # a head that is not in use says nothing
+        rms = rms[kept]
+        quarter = max(1, len(rms) // 4)
         first, last = float(np.median(rms[:quarter])), float(np.median(rms[-quarter:]))
-        if self._deep.so(places[0].model, first > 1e3 * last and first > 1e-2):
-            text = f"rms {last:.1e} in the last layers, {first:.1e} in the first; it grows most here"
-            yield self._finding(step, text, places[steepest(rms)])
+        grows = len(rms) >= 4 and first > _RATIO * last and first > _LARGE
+        if self._deep.so(places[0].model, grows):
+            at = len(rms) - 2 - steepest(rms[::-1])
+            text = f"rms {last:.1e} in the last layers, {first:.1e} in the first; "
+            text += f"it grows most between {places[kept[at + 1]].site} and here"
+            why = "the first layers are thrown about while the last stand still"
+            yield self._finding(step, text, places[kept[at]], why)
 
-    def _in_time(self, step: Step, rows: Rows) -> Iterator[Finding]:
-        places, rms = rows.places, rows.rms
-        if not len(places):
-            return
-        model, most = places[0].model, float(rms.max())
-        past = self._most.setdefault(model, [])
+    def _in_time(self, step: Step, places: list[Place], rms: Floats, most: float) -> Iterator[Finding]:
+        past = self._most.setdefault(places[0].model, [])
         if len(past) < _FIRST:
             past.append(most)
             return
-        usual = float(np.max(past))
-        if self._late.so(model, most > 100 * usual > 0):
+        usual = max(past)
+        if self._late.so(places[0].model, most > _TIMES * usual and most > _LARGE_LATER):
             text = f"rms {most:.1e}, at most {usual:.1e} in the first {_FIRST} samples; largest here"
-            yield self._finding(step, text, places[int(np.argmax(rms))])
+            why = "updates overshoot, and the next step is worse"
+            yield self._finding(step, text, places[int(np.argmax(rms))], why)
 
-    def _finding(self, step: Step, text: str, place: Place) -> Finding:
-        why = "updates overshoot, and the next step is worse"
+    def _finding(self, step: Step, text: str, place: Place, why: str) -> Finding:
         then = "lower the learning rate, clip the gradients, or initialise with smaller weights"
         return Finding(self.name, "warn", step.number, text, place, why, then)

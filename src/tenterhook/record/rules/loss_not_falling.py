@@ -7,31 +7,69 @@ from collections.abc import Iterator
 from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Step
 
-_FIRST, _LOOK_AT, _FALL = 20, 200, 0.02
+_FIRST, _LAST, _LOOK_AT, _FALL = 20, 50, 200, 0.02
 
 
 class LossNotFalling(Checked):
-    """After 200 steps: the mean of the last 50 is not 2 % below that of the first 20."""
+    """After 200 steps, or when the learning rate has risen: the mean of the last 50 is not 2 % below that of the first.
+
+    A classifier that begins below chance was trained before, and may have little to gain. Of other losses that is not
+    known, so one that just stays is no more than a note.
+    """
 
     name = "loss not falling"
+    only_sampled = False
     needs = f"fewer than {_LOOK_AT} steps with a loss"
 
     def __init__(self) -> None:
         self._losses: list[float] = []
+        self._rates: list[float] = []
+        self._look_at = _LOOK_AT
+        self._classes: int | None = None
+        self._several: str | None = None
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why nothing was checked, or None."""
+        return self._several or super().unchecked
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Once, at the 200th loss."""
-        if step.loss is None or not math.isfinite(step.loss) or self.has_looked:
+        """Once."""
+        if step.loss is None or not math.isfinite(step.loss) or self.has_looked or self._several:
             return
-        if len(step.rates) > 1 and step.backwards > 1 and len(set(step.rates)) > 1:
-            self.needs = "several optimizers and losses in one step"  # type: ignore[misc]
+        self._classes = self._classes or step.classes
+        if _has_several_optimizers(step):
+            self._several = "several optimizers, each with a loss of its own, whose sum need not fall"
+            return
         self._losses.append(step.loss)
-        if len(self._losses) < _LOOK_AT:
+        self._rates.append(max(step.rates, default=0.0))
+        if len(self._losses) < self._look_at:
+            return
+        if self._rates[-1] > self._rates[-_LAST]:  # still warming up
+            self._look_at += _LOOK_AT
             return
         self.has_looked = True
-        first, last = statistics.fmean(self._losses[:_FIRST]), statistics.fmean(self._losses[-50:])
-        if last > first - _FALL * abs(first):
-            text = f"loss {last:.4g} over the last 50 of {_LOOK_AT} steps, {first:.4g} over the first {_FIRST}"
-            why = "after so many steps a model that learns anything shows it"
-            then = "try to overfit one batch; look at the learning rate, the labels and the gradients"
+        yield from self._judge(step)
+
+    def _judge(self, step: Step) -> Iterator[Finding]:
+        first, last = statistics.fmean(self._losses[:_FIRST]), statistics.fmean(self._losses[-_LAST:])
+        chance = math.log(self._classes) if self._classes and self._classes > 1 else None
+        rises = last > first + 0.1 * abs(first)
+        if last <= first - _FALL * abs(first) or (chance and first < 0.75 * chance and not rises):
+            return
+        text = f"{last:.4g} over the last {_LAST} of {len(self._losses)} steps, {first:.4g} over the first {_FIRST}"
+        why = "after so many steps a model that learns anything shows it"
+        then = "try to overfit one batch; look at the learning rate, the labels and the gradients"
+        if chance or rises:
             yield Finding(self.name, "warn", step.number, text, None, why, then)
+        else:
+            then += "; a model that was trained before may just have little to gain"
+            yield Finding(self.name, "note", step.number, text, None, why, then)
+
+
+def _has_several_optimizers(step: Step) -> bool:
+    """As in a GAN: each optimizer's part of a step lists the parameters of the models that it has."""
+    if step.backwards < 2 or len(step.rates) < 2 or not step.parameters:
+        return False
+    names = [(one.model, one.site) for one in step.parameters]
+    return len(set(names)) < len(names) or len({model for model, _ in names}) > 1

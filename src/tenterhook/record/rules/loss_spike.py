@@ -8,17 +8,25 @@ from collections.abc import Iterator
 from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Step
 
-_WINDOW, _WARM, _SIGMAS, _TIMES = 128, 64, 6.0, 2.0
+_WINDOW, _WARM, _SIGMAS, _TIMES, _FIRST, _SHARE = 128, 64, 6.0, 2.0, 20, 0.1
+_LOG_SIGMAS = 4.0
 
 
 class LossSpike(Checked):
-    """More than six standard deviations above the mean of the last 128 steps, and twice that mean."""
+    """More than six standard deviations above the mean of the last 128 steps, and twice that mean.
+
+    Late in training the loss is near zero and one hard batch is a hundred times that; so it must also rise by a tenth
+    of what the loss was at the start. The losses of small batches have long tails: their logarithms must agree.
+    """
 
     name = "loss spike"
+    only_sampled = False
     needs = f"fewer than {_WARM} steps with a loss"
 
     def __init__(self) -> None:
         self._past: deque[float] = deque(maxlen=_WINDOW)
+        self._sum = 0.0
+        self._first: list[float] = []
         self._quiet_until = 0
 
     def look(self, step: Step) -> Iterator[Finding]:
@@ -28,11 +36,27 @@ class LossSpike(Checked):
             return
         if len(self._past) >= _WARM:
             self.has_looked = True
-            mean, spread = statistics.fmean(self._past), statistics.pstdev(self._past)
-            if loss > mean + _SIGMAS * spread and loss > _TIMES * abs(mean) and step.number >= self._quiet_until:
+            mean = self._sum / len(self._past)
+            # The spread is only worked out for the few that pass this.
+            if loss > _TIMES * abs(mean) and step.number >= self._quiet_until and self._is_spike(loss):
                 self._quiet_until = step.number + _WINDOW
                 text = f"loss {loss:.3g}, {mean:.3g} on average before"
                 why = "one bad batch or step can undo many"
                 then = "look at that batch; lower the learning rate, or clip the gradients"
                 yield Finding(self.name, "warn", step.number, text, None, why, then)
+        self._keep(loss)
+
+    def _is_spike(self, loss: float) -> bool:
+        mean, spread = statistics.fmean(self._past), statistics.pstdev(self._past)
+        if loss < mean + _SIGMAS * spread or loss - mean < _SHARE * abs(statistics.fmean(self._first)):
+            return False
+        if min(self._past) <= 0:
+            return True
+        logs = [math.log(one) for one in self._past]
+        return math.log(loss) > statistics.fmean(logs) + _LOG_SIGMAS * statistics.pstdev(logs)
+
+    def _keep(self, loss: float) -> None:
+        if len(self._first) < _FIRST:
+            self._first.append(loss)
+        self._sum += loss - (self._past[0] if len(self._past) == _WINDOW else 0.0)
         self._past.append(loss)

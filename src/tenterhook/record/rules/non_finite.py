@@ -2,50 +2,110 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Rows, Step
 
 # In the order in which they are made: what is bad first is the cause of the rest.
 _ORDER = ("input", "parameter", "output", "output_grad", "parameter_grad", "update")
+_SCALED = ("output_grad", "parameter_grad", "update")
 _THEN = {
     "input": "look at the data: this batch has them before the model sees it",
-    "parameter": "an update put them there; see the update and the gradients of the step before",
+    "parameter": "an update put them there, or whoever made them; a run with every=1 shows which step it was",
     "output": "its inputs were finite: look for a division, a log, a square root or an overflow in its forward",
-    "output_grad": "the forward was finite: look for a square root or a norm at 0, or an overflow, in its backward",
+    "output_grad": "the forward was finite: look there for a square root, a norm or a log at 0, or an overflow",
     "parameter_grad": "what flows into it was finite: the sum over the batch overflowed",
     "update": "the gradient was finite: look at the optimizer's eps, betas and state",
 }
+_SKIPS = 16  # from 65536, where a GradScaler starts, so many halvings lead to 1
 
 
 class NonFinite(Checked):
-    """NaN anywhere, +Inf anywhere, and -Inf in all but outputs, where masks have it on purpose."""
+    """NaN anywhere, +Inf anywhere, and -Inf in all but inputs and outputs, where masks have it on purpose.
+
+    Gradients of a step that a GradScaler leaves out are to be infinite; only many of those in a row are a fault.
+    """
 
     name = "non-finite values"
+    only_sampled = False
 
     def __init__(self) -> None:
         self._found = False
+        self._skips = 0
+        self._masks: set[int] | None = None  # places that had -Inf while all was well
 
     def look(self, step: Step) -> Iterator[Finding]:
         """The first place in the order of computation, once."""
-        self.has_looked |= step.sampled
-        if self._found or not step.sampled:
+        if self._found:
             return
+        self._skips = self._skips + step.skipped if step.skipped else 0
+        self.has_looked |= step.sampled
+        found = None if not step.sampled or self._is_well(step) else self._first(step)
+        if found is None and self._skips > _SKIPS:
+            found = self._skipping(step)
+        if found is not None:
+            self._found = True
+            yield found
+
+    def _is_well(self, step: Step) -> bool:
+        """Quickly: nothing but -Inf where it was before."""
+        numbers = step.rows.numbers
+        if not numbers[:, 1:4].any():
+            self._masks = self._masks or set()
+            return True
+        if self._masks is None or numbers[:, 1:3].any() or (step.loss is not None and not np.isfinite(step.loss)):
+            return False
+        return all(step.rows.places[i].number in self._masks for i in np.flatnonzero(numbers[:, 3]).tolist())
+
+    def _first(self, step: Step) -> Finding | None:
+        lost = None if step.loss is None or step.skipped else not np.isfinite(step.loss)
         for what in _ORDER:
+            if step.skipped and what in _SCALED:
+                continue
             rows = step.of(what)
             masked = what in ("output", "input")
             bad = (rows.nan + rows.pos_inf + (0 if masked else rows.neg_inf)) > 0
-            if not bad.any():
-                continue
-            self._found = True
-            found = rows.where(bad)
-            first = len(found) - 1 if what == "output_grad" else 0  # gradients come from behind
-            yield self._finding(step, what, found, first)
-            return
+            if what == "output" and (bad.any() or lost or _any_bad(step)):
+                bad |= self._new_negative(rows)
+            if bad.any():
+                found = rows.where(bad)
+                return self._finding(step, what, found, len(found) - 1 if what == "output_grad" else 0)
+        outputs = step.of("output")
+        self._masks = (self._masks or set()) | set(outputs.which[outputs.neg_inf > 0].tolist())
+        return None
+
+    def _new_negative(self, outputs: Rows) -> np.ndarray:
+        """Outputs that are -Inf, where they were not before: no mask, but the log of 0 that the rest comes from."""
+        if self._masks is None:
+            return np.zeros(len(outputs), bool)
+        return (outputs.neg_inf > 0) & ~np.isin(outputs.which, list(self._masks))
 
     def _finding(self, step: Step, what: str, found: Rows, i: int) -> Finding:
         parts = [(found.nan[i], "NaN"), (found.pos_inf[i], "+Inf"), (found.neg_inf[i], "-Inf")]
         counts = ", ".join(f"{int(many):,} {name}" for many, name in parts if many)
-        others = f"; {len(found) - 1} more places follow" if len(found) > 1 else ""
+        others = f"; {len(found) - 1} more places have some" if len(found) > 1 else ""
         text = f"{counts} of {int(found.count[i]):,} values{others}"
+        if what == "output_grad":
+            text += f". {self._made_by(step, found.places[i].number)}"
         why = "every step after this one trains on nothing"
         return Finding(self.name, "error", step.number, text, found.places[i], why, _THEN[what])
+
+    def _made_by(self, step: Step, number: int) -> str:
+        """Gradients come from behind: what made this one is what the forward did next."""
+        rows = step.of("output_grad")
+        after = [place.site for place in rows.places if place.number > number]
+        if not after:
+            return "No gradient before it: the loss made it"
+        return f"The gradient of {after[0]}, which comes next in the forward, was finite: it was made in between"
+
+    def _skipping(self, step: Step) -> Finding:
+        scale = "" if step.scale is None else f"; the loss scale is now {step.scale:.3g}"
+        text = f"a GradScaler left out {self._skips} steps in a row, for their gradients were not finite{scale}"
+        then = "a smaller scale does not help: look for a NaN in the forward or the loss, first without autocast"
+        return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
+
+
+def _any_bad(step: Step) -> bool:
+    """Whether a gradient or an update is not finite."""
+    return not step.skipped and any(step.of(what).infinite.any() for what in _SCALED)

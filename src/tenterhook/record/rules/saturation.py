@@ -14,21 +14,29 @@ class Saturation(Checked):
 
     def __init__(self) -> None:
         self._often = Persistent()
+        self._first: float | None = None
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each layer once."""
         if not step.saturated:
             return
+        self._first = step.loss if self._first is None else self._first
         # A sigmoid behind the last weights makes the answer, and a sure answer is no fault.
-        holders = {p.site.rpartition(".")[0] for p in step.parameters}
-        last = max((p.number for p in step.of("output").places if p.site in holders), default=-1)
+        holders = {(p.model, p.site.rpartition(".")[0] or ".") for p in step.parameters}
+        last = {key[0]: number for key, number in sorted(step.order.items(), key=lambda one: one[1]) if key in holders}
         for place in step.of("output").places:
             share = step.saturated.get(place.number)
-            if share is None or place.number > last:
+            if share is None or place.number > last.get(place.model, -1):
                 continue
             self.has_looked = True
             if self._often.so(place.number, share > 0.5):
                 text = f"{share:.0%} of its values are within 0.03 of an end of the range"
                 why = "its gradient there is nearly zero, so what is before it hardly learns"
-                then = "scale down the weights before it, or normalise what comes in"
-                yield Finding(self.name, "warn", step.number, text, place, why, then)
+                then = "make the weights before it smaller, or normalise what comes in"
+                yield Finding(self.name, self._severity(step), step.number, text, place, why, then)
+
+    def _severity(self, step: Step) -> str:
+        """While the loss falls, it is learning all the same: many a trained tanh is at its ends."""
+        if self._first is None or step.loss is None:
+            return "warn"
+        return "note" if step.loss < 0.5 * self._first else "warn"

@@ -3,44 +3,107 @@
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tenterhook.record._rule import Checked, Finding, Persistent
-from tenterhook.record._step import Step
-from tenterhook.record.rules._depth import weights
+from tenterhook.record._rule import Checked, Finding, PersistentRows
+from tenterhook.record._step import Floats, Rows, Step
+from tenterhook.record.rules._depth import is_weight
 
 _WARM, _SMALL, _LARGE = 20, 1e-6, 1e-1
+_FLOOR = 1e-4  # rms of a weight; below it the ratio means nothing
+_LOW = ("bfloat16", "float16")
 
 
 class UpdateRatio(Checked):
-    """RMS of the update ÷ RMS of the weights outside 1e-6 … 1e-1 in 6 of 8 samples after the first 20 steps."""
+    """RMS of the update ÷ RMS of the weights outside 1e-6 … 1e-1 in 6 of 8 samples after the first 20 steps.
+
+    Too large: not of weights that start at zero, for they have to grow. Too small: only if it was never otherwise,
+    for at the end of training gradients and rates are small, and if all weights with that rate are slow, for else it
+    is the gradient that is small; or where rounding swallows all of it.
+    """
 
     name = "update-to-weight ratio"
     needs = f"no updates were sampled after the first {_WARM} steps"
 
     def __init__(self) -> None:
-        self._often = Persistent(6, 8)
+        self._large, self._small = PersistentRows(6, 8), PersistentRows(6, 8)
+        self._layout = b""
+        self._many = 0
+        self._index = np.zeros((2, 0), np.int64)
+        self._facts: list[int] = []
+        self._low = np.zeros(0, bool)
+        # By number of place of the update:
+        self._first = np.zeros(0)  # rms of the weight, at first
+        self._most = np.zeros(0)  # ratio
+        self._rate = np.zeros(0)
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Each weight once; those that start near zero, and rates of zero, do not count."""
-        if step.number < _WARM or not step.sampled:
+        """Each weight once."""
+        updates, values = step.of("update"), step.of("parameter")
+        if not len(updates) or step.skipped:
             return
-        updates, values = weights(step.of("update")), step.of("parameter")
-        rms = {(p.model, p.site): value for p, value in zip(values.places, values.rms, strict=True)}
+        rows, at = self._rows(updates, values, step)
+        if not len(rows):
+            return
+        which, size, moved = rows.which, values.rms[at], rows.rms
+        ratio = moved / np.maximum(size, _FLOOR)
+        self._first[which] = np.where(np.isnan(self._first[which]), size, self._first[which])
+        rates = np.array([step.parameters[i].rate or 0.0 for i in self._facts])
+        counts = (size >= _FLOOR) & (rates > 0) & np.isfinite(ratio)
+        rising = rates > self._rate[which]
+        self._most[which] = np.where(counts, np.maximum(self._most[which], ratio), self._most[which])
+        self._rate[which] = np.maximum(self._rate[which], rates)
+        if step.number < _WARM:
+            return
+        self.has_looked |= bool(counts.any())
+        started = self._first[which] >= 10 * _FLOOR
+        for i in self._large.so(which, counts & started & (ratio > _LARGE)):
+            then = "lower the learning rate, for all or for this group"
+            why = "weights that change by a tenth in a step forget what they have learnt"
+            text = f"each update is {ratio[i]:.1e} of the weight; about 1e-3 is usual"
+            yield Finding(self.name, "warn", step.number, text, rows.places[i], why, then)
+        tiny = counts & (ratio < _SMALL) & ~rising & (rates >= 0.1 * self._rate[which])
+        if tiny.any():
+            slow = (self._most[which] < 10 * _SMALL) & ~np.isin(rates, rates[ratio >= _SMALL])
+            tiny &= self._has_gradient(rows, step) & (slow | (self._low & (moved == 0)))
+        for i in self._small.so(which, tiny):
+            yield self._too_small(step, rows, i, float(ratio[i]))
+
+    def _too_small(self, step: Step, rows: Rows, i: int, ratio: float) -> Finding:
+        place = rows.places[i]
+        text = f"each update is {ratio:.1e} of the weight; about 1e-3 is usual"
+        why, then = "at that rate a million steps teach it nothing", "raise the learning rate"
+        if not ratio:
+            text = "none of its values changes, though gradients come"
+        if place.dtype in _LOW:
+            why = f"an update smaller than half a digit of {place.dtype} is rounded away"
+            then = "keep the weights in float32 and use autocast, or raise the learning rate"
+        return Finding(self.name, "warn", step.number, text, place, why, then)
+
+    def _rows(self, updates: Rows, values: Rows, step: Step) -> tuple[Rows, NDArray[np.int64]]:
+        """The updates of weights, and at which rows of the values these are."""
+        layout = updates.layout + values.layout
+        if layout != self._layout or len(step.parameters) != self._many:
+            self._layout, self._many = layout, len(step.parameters)
+            at = {(place.model, place.site): i for i, place in enumerate(values.places)}
+            facts = {(one.model, one.site): i for i, one in enumerate(step.parameters)}
+            known = [(i, (p.model, p.site)) for i, p in enumerate(updates.places) if is_weight(p)]
+            known = [(i, key) for i, key in known if key in at and key in facts]
+            self._index = np.array([(i, at[key]) for i, key in known], np.int64).reshape(-1, 2).T
+            self._facts = [facts[key] for _, key in known]
+            places = [updates.places[i] for i, _ in known]
+            self._low = np.array([place.dtype in _LOW for place in places], bool)
+            self._grow(int(updates.which.max()) + 1)
+        return updates.where(self._index[0]), self._index[1]
+
+    def _has_gradient(self, rows: Rows, step: Step) -> NDArray[np.bool_]:
         gradients = step.of("parameter_grad")
-        graded = {(p.model, p.site) for p, total in zip(gradients.places, gradients.sumsq, strict=True) if total > 0}
-        for place, moved in zip(updates.places, updates.rms, strict=True):
-            key = (place.model, place.site)
-            size = rms.get(key, 0.0)
-            if size < 1e-4 or not step.rate.get(key) or key not in graded or not np.isfinite(moved):
-                continue
-            self.has_looked = True
-            ratio = moved / size
-            if self._often.so((key, "large"), ratio > _LARGE):
-                then = "lower the learning rate, for all or for this group"
-                why = "weights that change by a tenth in a step forget what they have learnt"
-                yield Finding(self.name, "warn", step.number, f"update {ratio:.1e} of the weight", place, why, then)
-            if self._often.so((key, "small"), ratio < _SMALL):
-                then = "raise the learning rate; with bfloat16 weights keep a float32 copy in the optimizer"
-                why = "at that rate nothing is learnt in a million steps"
-                text = f"update {ratio:.1e} of the weight" if moved else "no value of it changes, though gradients come"
-                yield Finding(self.name, "warn", step.number, text, place, why, then)
+        some = {(p.model, p.site) for p, total in zip(gradients.places, gradients.sumsq, strict=True) if total > 0}
+        return np.array([(place.model, place.site) in some for place in rows.places], bool)
+
+    def _grow(self, size: int) -> None:
+        def longer(values: Floats, fill: float) -> Floats:
+            return np.concatenate([values, np.full(max(0, size - len(values)), fill)])
+
+        self._first, self._most = longer(self._first, np.nan), longer(self._most, 0.0)
+        self._rate = longer(self._rate, 0.0)

@@ -6,32 +6,38 @@ import numpy as np
 
 from tenterhook.record._rule import Checked, Finding, Persistent
 from tenterhook.record._step import Step
-from tenterhook.record.rules._depth import by_model, in_order, steepest, weights
+from tenterhook.record.rules._depth import Layers, steepest
+
+_RATIO, _SMALL = 1e-3, 1e-5
 
 
 class VanishingGradients(Checked):
-    """The RMS of the first quarter of the weights' gradients is below 1e-3 of that of the last, and below 1e-5."""
+    """The RMS of the gradients of the first quarter of the layers is below 1e-3 of the last quarter's, and below 1e-5.
+
+    One layer of the first that gets through is enough: the other branch may start at zero on purpose.
+    """
 
     name = "vanishing gradients"
     needs = "no model with four or more layers of weights got gradients"
 
     def __init__(self) -> None:
         self._often = Persistent()
+        self._layers = Layers()
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Each model once; the layer where it drops most is named."""
-        for rows in by_model(weights(step.of("parameter_grad"))):
-            rows = in_order(rows, step)
-            if len(rows) < 4:
+        """Each model once; the layer before which it drops most is named."""
+        for places, rms in self._layers.gradients(step):
+            if len(places) < 4:
                 continue
             self.has_looked = True
-            quarter = max(1, len(rows) // 4)
-            rms = rows.rms
-            first, last = float(np.median(rms[:quarter])), float(np.median(rms[-quarter:]))
+            quarter = max(2, len(places) // 4)
+            first = float(rms[:quarter].max())
             # Exactly zero is another rule's: nothing vanished, something is dead.
-            if self._often.so(rows.places[0].model, 0 < first < 1e-3 * last and first < 1e-5):
+            small = 0 < first < _SMALL and first < _RATIO * float(np.median(rms[-quarter:]))
+            if self._often.so(places[0].model, small):
                 lost = steepest(rms)
-                text = f"rms {first:.1e} in the first layers, {last:.1e} in the last; it drops most before here"
+                text = f"rms {first:.1e} in the first layers, {np.median(rms[-quarter:]):.1e} in the last; "
+                text += f"it drops most between {places[lost + 1].site} and here"
                 why = "the first layers hardly learn"
                 then = "add residual connections or normalisation, or initialise for the activation that is used"
-                yield Finding(self.name, "warn", step.number, text, rows.places[lost], why, then)
+                yield Finding(self.name, "warn", step.number, text, places[lost], why, then)

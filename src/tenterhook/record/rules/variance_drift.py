@@ -5,39 +5,52 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
-from tenterhook.record.rules._depth import by_model, steepest
+from tenterhook.record._step import Rows, Step
+from tenterhook.record.rules._depth import steepest
 
 _FACTOR = 100.0
 
 
 class VarianceDrift(Checked):
-    """At the first step: the std of what layers with weights give differs by 100 from the first to the last but one."""
+    """At the first step: the std of what layers with weights give differs by 100 from the first ones to the last.
+
+    The first one is left out, for it has the scale of the data, and so is the very last, which is often made small on
+    purpose; layers that start at zero are too.
+    """
 
     name = "activation variance drifts with depth"
     needs = "no model with five or more layers of weights was sampled at its first step"
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._models: set[str] = set()
+        self._upto = -1
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each model at its first sample."""
         outputs = step.of("output")
-        mask = np.array([p.kind.startswith(("Linear", "Conv")) for p in outputs.places], bool)
-        for rows in by_model(outputs.where(mask)):
-            model = rows.places[0].model
-            if model in self._seen:
-                continue
-            self._seen.add(model)
-            rows = rows.where(np.arange(len(rows)) < len(rows) - 1)  # the last one is made small on purpose
-            if len(rows) < 4 or rows.infinite.any():
-                continue
-            self.has_looked = True
-            std = rows.std
-            factor = float(np.median(std[-2:]) / max(float(np.median(std[:2])), 1e-45))
-            if factor > _FACTOR or factor < 1 / _FACTOR:
-                how = f"grows {factor:.1e} times" if factor > 1 else f"shrinks to {factor:.1e}"
-                text = f"std {how} from the first to the last layers; most after here"
-                why = "gradients will vanish or explode on the way back"
-                then = "initialise for the activation that is used (kaiming_normal_), or add normalisation"
-                yield Finding(self.name, "warn", step.number, text, rows.places[steepest(std)], why, then)
+        if not len(outputs) or int(outputs.which[-1]) <= self._upto:
+            return
+        self._upto = int(outputs.which[-1])
+        models: dict[str, list[int]] = {}
+        for i, place in enumerate(outputs.places):
+            if place.model not in self._models and place.kind.startswith(("Linear", "Conv")):
+                models.setdefault(place.model, []).append(i)
+        self._models |= {place.model for place in outputs.places}
+        for found in models.values():
+            yield from self._compare(step, outputs.where(np.array(found[:-1], np.int64)))
+
+    def _compare(self, step: Step, rows: Rows) -> Iterator[Finding]:
+        rows = rows.where((rows.std > 0) & (rows.infinite == 0))
+        if len(rows) < 4:
+            return
+        self.has_looked = True
+        std = rows.std
+        quarter = max(1, (len(std) - 1) // 4)
+        first, last = (float(np.exp(np.log(some).mean())) for some in (std[1 : 1 + quarter], std[-quarter:]))
+        if max(last / first, first / last) > _FACTOR:
+            way = "grows" if last > first else "shrinks"
+            most = steepest(std[1:] if last > first else 1 / std[1:])
+            text = f"the std of outputs {way} from {first:.1e} in the first layers to {last:.1e} in the last; most here"
+            why = "gradients will vanish or explode on the way back"
+            then = "initialise for the activation that is used (kaiming_normal_), or add normalisation"
+            yield Finding(self.name, "warn", step.number, text, rows.places[most + 2], why, then)

@@ -1,0 +1,225 @@
+"""What watching a training costs: time, side by side with the bare training in this one run, and disk.
+
+    python benchmarks/watch.py            a table
+    python benchmarks/watch.py --quick    fewer rounds, for a look
+    python benchmarks/watch.py --gpu      a GPT-2-small of 8 × 1024 tokens in bfloat16 on a CUDA device, and the kernel
+
+"default" is every 10th step, after the first 20, of which each is sampled; "with the start" counts those too, over
+500 steps. A figure is the median of blocks of steps, bare and watched in turn.
+"""
+
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import common
+import torch
+import torch.nn.functional as F
+from common import Rows, device, wait
+from torch import nn
+
+from tenterhook.record._places import KINDS
+from tenterhook.record._watch import Options, Recording
+from tenterhook.store import open_run
+
+Step = Callable[[], object]
+SOME = ("output", "output_grad", "parameter")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, tokens, width = x.shape
+        q, k, v = self.qkv(self.ln1(x)).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        return x + self.down(self.act(self.up(self.ln2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, words: int, width: int, depth: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def digits() -> tuple[nn.Module, Step]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images, labels = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        rows = torch.randint(0, 1500, (64,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[rows]), labels[rows]).backward()
+        optimizer.step()
+
+    return model, step
+
+
+def gpt(words: int, width: int, depth: int, heads: int, rows: int, tokens: int) -> tuple[nn.Module, Step]:
+    model = GPT(words, width, depth, heads, tokens).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device() == "cuda")
+    ids = torch.randint(0, words, (rows, tokens + 1), device=device())
+
+    def step() -> None:
+        with torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda"):
+            loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return model, step
+
+
+def seconds(step: Step, many: int) -> float:
+    wait()
+    start = time.perf_counter()
+    for _ in range(many):
+        step()
+    wait()
+    return (time.perf_counter() - start) / many
+
+
+def ratio(model: nn.Module, step: Step, blocks: int, many: int, options: Options, warm: int) -> float:
+    """A watched step ÷ a bare one: blocks of steps in turn, bare, watched, bare."""
+    found = []
+    seconds(step, many)
+    for _ in range(blocks):
+        before = seconds(step, many)
+        with tempfile.TemporaryDirectory() as folder:
+            recording = Recording(Path(folder), options, None, [])
+            recording.recorder.install([("model", model)])
+            if warm:
+                seconds(step, warm)
+            watched = seconds(step, many)
+            recording.close("finished")
+        found.append(watched / ((before + seconds(step, many)) / 2))
+    return statistics.median(found)
+
+
+def trainings(rounds: int) -> Rows:
+    if device() == "cuda":
+        return on_gpu(rounds)
+    blocks = max(3, rounds // 250)
+    rows: Rows = []
+    cases = {"digits CNN, 64 images": digits(), "4-layer transformer, 8 × 64": gpt(256, 128, 4, 4, 8, 64)}
+    for name, (model, step) in cases.items():
+        default = ratio(model, step, blocks, 100, Options(), 20)
+        rows.append((f"{name}: default", "step ÷ bare", f"{default:.3f}", "≤ 1.03"))
+        often = ratio(model, step, blocks, 20, Options(every=1), 20)
+        rows.append((f"{name}: every step", "step ÷ bare", f"{often:.2f}", "≤ 1.25"))
+    model, step = cases["digits CNN, 64 images"]
+    start = ratio(model, step, 3, 500, Options(), 0)
+    rows.append(("digits CNN, 64 images: default, with the start", "500 steps ÷ bare", f"{start:.3f}", "–"))
+    held = ratio(model, step, 3, 500, Options(budget=0.03), 0)
+    rows.append(("the same under a budget of 3 %", "500 steps ÷ bare", f"{held:.3f}", "≤ 1.03"))
+    return rows
+
+
+def on_gpu(rounds: int) -> Rows:
+    rows: Rows = []
+    for words in (50257, 50304):
+        model, step = gpt(words, 768, 12, 12, 8, 1024)
+        seconds(step, 10)
+        name = f"GPT-2-small, {words:,} words, 8 × 1024, bfloat16"
+        rows.append((f"{name}: bare", "ms", f"{seconds(step, 30) * 1e3:.1f}", "–"))
+        for what, kinds, every, limit in (
+            ("every step, outputs + gradients + parameters", SOME, 1, "≤ 1.15"),
+            ("every step, everything", KINDS, 1, "–"),
+            ("default, outputs + gradients + parameters", SOME, 10, "≤ 1.02"),
+            ("default, everything", KINDS, 10, "≤ 1.02"),
+        ):
+            figure = ratio(model, step, 4, 20 if every == 1 else 50, Options(every=every, what=kinds), 20)
+            rows.append((f"{name}: {what}", "step ÷ bare", f"{figure:.3f}", limit))
+        del model, step
+    return rows + bandwidth()
+
+
+def bandwidth() -> Rows:
+    """The kernel on 1 GiB, beside a copy: bytes read a second ÷ bytes read and written a second."""
+    from tenterhook.stats._cuda import measure_cuda
+
+    rows: Rows = []
+    for dtype in (torch.bfloat16, torch.float32):
+        data = torch.randn(2**30 // dtype.itemsize, device="cuda").to(dtype)
+        other = torch.empty_like(data)
+        times: dict[str, list[float]] = {"copy": [], "measure": []}
+        runs: dict[str, Callable[[], object]] = {
+            "copy": functools.partial(other.copy_, data),
+            "measure": functools.partial(measure_cuda, [data]),
+        }
+        for _ in range(20):
+            for name, run in runs.items():
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                for _ in range(10):  # one after another, so that the device never waits for Python
+                    run()
+                end.record()
+                end.synchronize()
+                times[name].append(start.elapsed_time(end))
+        share = statistics.median(times["copy"]) / 2 / statistics.median(times["measure"])
+        rows.append((f"moments, counts and histogram of 1 GiB of {dtype}", "÷ copy", f"{share:.2f}", "≥ 0.8"))
+        del data, other, runs
+    return rows
+
+
+def disk(rounds: int) -> Rows:
+    """A training of 100 modules: bytes for each site and sample, and how long the run of 10,000 steps takes to open."""
+    if device() == "cuda":
+        return []
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(99)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(64, 16)).square().mean().backward()
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recording(Path(folder), Options(what=("output",)), None, [])
+        recording.recorder.install([("model", model)])
+        seconds(step, 2_000 if rounds < 1000 else 10_000)
+        recording.close("finished")
+        file = Path(folder) / "rank-0" / "stats.arrows"
+        start = time.perf_counter()
+        run = open_run(folder)
+        table = run.stats()
+        run.steps()
+        took = time.perf_counter() - start
+        size = file.stat().st_size / len(table)
+    many = f"{len(table):,} rows of 100 sites"
+    return [
+        (f"disk, {many}, with histograms", "bytes ÷ site and sample", f"{size:.0f}", "≤ 200"),
+        ("open_run, and read its statistics and steps", "s", f"{took:.2f}", "≤ 1"),
+    ]
+
+
+if __name__ == "__main__":
+    if "--gpu" in sys.argv:
+        torch.set_float32_matmul_precision("high")
+    common.main([trainings, disk])

@@ -1,0 +1,124 @@
+"""The parameters of an optimizer: measured just before it steps, with their gradients, and what it added to them."""
+
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tenterhook.record._gather import Gather
+from tenterhook.record._models import Models
+from tenterhook.record._places import Places
+from tenterhook.record._step import Parameter
+
+_OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
+
+
+class Weights:
+    """What is known of one optimizer's parameters: whose they are, and their places."""
+
+    def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
+        self._models, self._places, self._what = models, places, what
+        self._all = everything  # whether those that belong to no known model count too
+        self._known: tuple[int, ...] = ()
+        self._tensors: list[Tensor] = []
+        self._numbers: dict[str, list[list[int]]] = {}
+        self._old: list[Tensor] = []
+        self._moved: list[int] = []  # the rows whose update is wanted
+        self._samples = 0
+        self._has_room = True
+        self._memory: dict[str, Any] = {}
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Find out whose the parameters are, again where something was added since."""
+        groups = optimizer.param_groups
+        state = (len(self._models.all), sum(len(m.parameters) for m in self._models.all), *map(_size, groups))
+        if state == self._known:
+            return
+        self._known = state
+        self._tensors, self._numbers = [], {"parameter": [], "parameter_grad": [], "update": []}
+        for g, group in enumerate(groups):
+            for i, parameter in enumerate(group["params"]):
+                known = self._models.parameter(parameter)
+                if known is None and not self._all:
+                    continue  # watch() was given the model; this is of another one, or was not asked for
+                model, site, kind = known or ("optimizer", f"group{g}[{i}]", "Parameter")
+                self._tensors.append(parameter)
+                for what, numbers in self._numbers.items():
+                    numbers.append([self._places.number(model, site, what, kind, parameter.dtype)])
+
+    def before(self, gather: Gather) -> None:
+        """Measure the parameters and their gradients, and keep copies for the updates."""
+        graded = [i for i, tensor in enumerate(self._tensors) if tensor.grad is not None]
+        if "parameter" in self._what:
+            gather.add_fixed(self._numbers["parameter"], self._tensors, self._memory)
+        if "parameter_grad" in self._what:
+            rows = [self._numbers["parameter_grad"][i] for i in graded]
+            gather.add_all(rows, [self._tensors[i].grad for i in graded])  # type: ignore[misc]
+        self._moved, self._old = [], []
+        if "update" in self._what:
+            # Sparse and sharded ones are left out: to subtract them would be an operation of all ranks.
+            self._moved = [
+                i for i in graded if type(self._tensors[i].data) is Tensor and self._tensors[i].is_floating_point()
+            ]
+            if self._samples % _SELDOM == 1:  # asking a device takes a while
+                self._has_room = self._affordable()
+            if self._moved and self._has_room:
+                with torch.no_grad():
+                    self._old = list(torch._foreach_mul([self._tensors[i] for i in self._moved], 1.0))
+
+    def after(self, gather: Gather) -> None:
+        """Measure what the step has added."""
+        if self._old:
+            with torch.no_grad():
+                updates = torch._foreach_sub([self._tensors[i] for i in self._moved], self._old)
+            gather.add_all([self._numbers["update"][i] for i in self._moved], list(updates))
+            self._old = []
+
+    def facts(self, rates: dict[int, float]) -> list[Parameter]:
+        """What rules want to know beside the numbers, of every parameter of the models that it trains."""
+        self._samples += 1
+        if self._samples > _OFTEN and self._samples % _SELDOM:
+            return []
+        mine = set(map(id, self._tensors))
+        found: list[Parameter] = []
+        for model in self._models.all:
+            if not mine.isdisjoint(model.parameters):
+                found += [
+                    Parameter(
+                        model.name,
+                        site,
+                        trainable=tensor.requires_grad,
+                        has_gradient=tensor.grad is not None,
+                        rate=rates.get(id(tensor)),
+                        size=tensor.numel(),
+                    )
+                    for site, tensor in model.each_parameter()
+                    if not isinstance(tensor, nn.UninitializedParameter)
+                ]
+        return found
+
+    def _affordable(self) -> bool:
+        """Whether there is room for a copy of the weights while the optimizer steps."""
+        need: dict[torch.device, int] = {}
+        for i in self._moved:
+            tensor = self._tensors[i]
+            need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+        return all(size < _free(device) / 4 for device, size in need.items())
+
+
+def _size(group: dict[str, Any]) -> int:
+    return len(group["params"])
+
+
+def _free(device: torch.device) -> float:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return math.inf

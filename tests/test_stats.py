@@ -1,0 +1,202 @@
+"""Statistics against float64 computed directly, and their sums against measuring at once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenterhook.record._gather import Gather
+from tenterhook.record._parts import divided
+from tenterhook.record._step import Histograms, Rows
+from tenterhook.stats import BINS, NUMBERS, Stats
+from tenterhook.stats._cpu import SMALL
+from tenterhook.stats._plain import plain
+
+
+def measured(*tensors):
+    """The statistics of each tensor, as a recorded step would have them."""
+    gather = Gather(set())
+    for i, tensor in enumerate(tensors):
+        gather.add([i], tensor)
+    gather.settle()
+    found = {}
+    for block in gather.blocks:
+        numbers, bins = block.arrays()
+        rows = Rows([None] * len(numbers), numbers, Histograms.of(bins))
+        for k, places in enumerate(block.places):
+            found[places[0]] = rows.stats(k)
+    return [found.get(i) for i in range(len(tensors))]
+
+
+def check(stats, values):
+    """Against NumPy in float64."""
+    values = np.asarray(values, np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    assert stats.count == values.size
+    assert stats.nan == np.isnan(values).sum()
+    assert stats.pos_inf == (values == np.inf).sum()
+    assert stats.neg_inf == (values == -np.inf).sum()
+    assert stats.zeros == (values == 0).sum()
+    assert sum(stats.histogram.values()) == stats.sampled <= values.size
+    if not finite.size:
+        assert math.isnan(stats.mean) and math.isnan(stats.rms) and math.isnan(stats.std) and math.isnan(stats.absmax)
+        return
+    scale = np.abs(finite).max()
+    assert stats.min == finite.min() and stats.max == finite.max()
+    assert stats.absmax == scale
+    assert stats.mean == pytest.approx(finite.mean(), rel=1e-6, abs=1e-6 * scale)
+    with np.errstate(over="ignore", under="ignore"):
+        assert stats.rms == pytest.approx(np.sqrt((finite**2).mean()), rel=1e-5)
+        assert stats.std == pytest.approx(finite.std(), rel=1e-3, abs=1e-7 * scale)
+
+
+CASES = {
+    "normal": torch.randn(10_000),
+    "small": torch.randn(7, 3),
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 4),
+    "constant": torch.full((5_000,), 3.3),
+    "large mean": 1e4 + 1e-2 * torch.randn(20_000),
+    "huge": torch.tensor([3e38, -3e38, 1.0]).repeat(3_000),
+    "tiny": torch.full((6_000,), 1e-40),
+    "zeros": torch.zeros(5_000),
+    "negative zero": torch.tensor([-0.0, 0.0, 1.0]),
+    "NaN": torch.tensor([math.nan, 1.0, 2.0]).repeat(2_000),
+    "all NaN": torch.full((5_000,), math.nan),
+    "infinite": torch.tensor([math.inf, -math.inf, 1.0, -2.0]),
+    "one NaN among many": torch.randn(100_000).index_fill_(0, torch.tensor([99_999]), math.nan),
+    "float64": torch.randn(6_000, dtype=torch.float64) * 1e100,
+    "bfloat16": torch.randn(6_000).bfloat16(),
+    "float16": torch.randn(5).half(),
+    "float8": torch.randn(300).to(torch.float8_e4m3fn),
+    "integer": torch.arange(-5, 10_000),
+    "bool": torch.tensor([True, False, True]),
+    "transposed": torch.randn(80, 90).t(),
+    "channels last": torch.randn(2, 3, 20, 50).contiguous(memory_format=torch.channels_last),
+    "strided": torch.randn(100, 100)[:, ::2],
+    "expanded": torch.randn(1, 70).expand(90, 70),
+    "with a graph": torch.randn(5_000, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_float64(name):
+    tensor = CASES[name]
+    check(measured(tensor)[0], tensor.detach().double().numpy())
+
+
+def test_all_together_as_each_alone():
+    together = measured(*CASES.values())
+    for tensor, stats in zip(CASES.values(), together, strict=True):
+        alone = measured(tensor)[0]
+        assert stats == alone
+
+
+def test_complex_counts_its_parts():
+    value = torch.randn(50, dtype=torch.complex64)
+    check(measured(value)[0], torch.view_as_real(value).numpy())
+    check(measured(value.conj())[0], torch.view_as_real(value.conj().resolve_conj()).numpy())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:UserWarning", "ignore:.*quantiz.*")
+@pytest.mark.parametrize("layout", ["sparse", "meta", "quantized", "vmap"])
+def test_what_cannot_be_measured_is_counted(layout):
+    gather = Gather(set())
+    if layout == "vmap":
+        torch.vmap(lambda x: gather.add([0], x) or x)(torch.randn(3, 4))
+    else:
+        made = {
+            "sparse": lambda: torch.eye(3).to_sparse(),
+            "meta": lambda: torch.empty(3, device="meta"),
+            "quantized": lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
+        }
+        gather.add([0], made[layout]())
+    gather.settle()
+    assert gather.skipped == 1 and not gather.blocks
+
+
+def test_nested_rows_one_after_another():
+    rows = [torch.randn(3, 4), torch.randn(5, 4)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    check(measured(nested)[0], torch.cat(rows).numpy())
+
+
+def test_a_small_tensor_is_measured_as_it_was_when_it_came():
+    value = torch.ones(10)
+    gather = Gather(set())
+    gather.add([0], value)
+    value.zero_()
+    gather.settle()
+    numbers, _ = gather.blocks[0].arrays()
+    assert dict(zip(NUMBERS, numbers[0], strict=True))["sum"] == 10
+
+
+def test_plain_does_not_copy_what_lies_densely():
+    value = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert plain(value).data_ptr() == value.data_ptr()
+
+
+floats = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(floats, max_size=40), min_size=2, max_size=5))
+def test_merging_equals_measuring_at_once(parts):
+    tensors = [torch.tensor(part, dtype=torch.float32) for part in parts]
+    total, *rest = measured(*tensors)
+    for stats in rest:
+        total = total + stats
+    whole = measured(torch.cat(tensors))[0]
+    for name in ("count", "nan", "pos_inf", "neg_inf", "zeros", "min", "max", "sampled", "histogram"):
+        assert getattr(total, name) == getattr(whole, name), name
+    assert total.sum == pytest.approx(whole.sum, rel=1e-9, abs=1e-9 * (whole.absmax if whole.finite else 0) + 1e-300)
+    assert total.sumsq == pytest.approx(whole.sumsq, rel=1e-9)
+
+
+def test_the_bin_of_a_value():
+    values = torch.tensor([1.0, 1.99, 2.0, -0.5, 0.0, math.inf, 1e-45])
+    found = measured(values)[0].histogram
+    assert found == {127: 2, 128: 1, 256 + 126: 1, 0: 2, 255: 1}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3", "float8_e5m2"])
+def test_shares_against_the_format_itself(name):
+    dtype = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}.get(name) or getattr(torch, name)
+    # Powers of two and values just beside them, away from the halves that a format rounds to even.
+    exponents = torch.arange(-40, 30, dtype=torch.float64)
+    values = torch.cat([2**exponents * 1.01]).float()
+    stats = measured(values)[0]
+    cast = values.to(dtype).float()
+    assert stats.underflow(name) == pytest.approx((cast == 0).float().mean().item(), abs=1e-6)
+    info = torch.finfo(dtype)
+    certain = values >= 2.0 ** math.ceil(math.log2(info.max))
+    assert stats.overflow(name) == pytest.approx(certain.float().mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, 1024.0, 65536.0])
+def test_divided_as_if_the_values_had_been(scale):
+    values = torch.randn(200) * torch.logspace(-30, 30, 200)
+    (scaled,), (true,) = measured(values * scale), measured(values)
+    numbers = np.array([[getattr(scaled, name) for name in NUMBERS]], float)
+    bins = np.zeros((1, BINS), np.int32)
+    for key, many in scaled.histogram.items():
+        bins[0, key] = many
+    moved, shifted = divided(numbers, bins, scale)
+    for name, value in zip(NUMBERS, moved[0], strict=True):
+        assert value == pytest.approx(getattr(true, name), rel=1e-6), name
+    assert {int(k): int(shifted[0, k]) for k in np.flatnonzero(shifted[0])} == true.histogram
+
+
+def test_stats_of_nothing():
+    nothing = Stats()
+    assert nothing + nothing == nothing
+    assert math.isnan(nothing.mean) and math.isnan(nothing.overflow("float16"))
+
+
+def test_the_limit_between_small_and_large_makes_no_difference():
+    for size in (SMALL - 1, SMALL, SMALL + 1):
+        value = torch.randn(size)
+        check(measured(value)[0], value.double().numpy())

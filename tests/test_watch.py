@@ -1,0 +1,270 @@
+"""watch: the recorded numbers against those that a twin training computes by itself, with hooks written by hand."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tenterhook import watch
+from tests.conftest import ours
+
+
+def net():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def batches(many, rows=8):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(rows, 6, generator=generator), torch.randint(0, 3, (rows,), generator=generator))
+        for _ in range(many)
+    ]
+
+
+def train(model, data, *, accumulate=1, optimizer=None, each=lambda k: None):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for k, (x, y) in enumerate(data):
+        loss = F.cross_entropy(model(x), y) / accumulate
+        loss.backward()
+        losses.append(loss.item())
+        if (k + 1) % accumulate == 0:
+            each(k)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def rows(run, **wanted):
+    """The recorded rows with these values, as dicts."""
+    return [row for row in run.stats().to_pylist() if all(row[key] == value for key, value in wanted.items())]
+
+
+def agrees(row, tensor):
+    values = torch.as_tensor(tensor).detach().double().numpy().ravel()
+    assert row["count"] == values.size
+    assert row["zeros"] == (values == 0).sum()
+    assert row["min"] == pytest.approx(values.min(), rel=1e-6)
+    assert row["max"] == pytest.approx(values.max(), rel=1e-6)
+    assert row["mean"] == pytest.approx(values.mean(), rel=1e-5, abs=1e-6 * np.abs(values).max())
+    assert row["rms"] == pytest.approx(np.sqrt((values**2).mean()), rel=1e-5)
+    assert row["std"] == pytest.approx(values.std(), rel=1e-4, abs=1e-7)
+    assert sum(row["counts"]) == row["sampled"]
+
+
+def test_every_number_is_that_of_a_twin(tmp_path):
+    model, data = net(), batches(4)
+    twin, seen = copy.deepcopy(model), []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        losses = train(model, data)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for x, y in data:
+        values, gradients = [], []
+        h = x
+        for i, layer in enumerate(twin):
+            h = F.relu(h) if i == 1 else layer(h)  # not in place, so that each value stays
+            h.retain_grad()
+            values.append(h)
+        F.cross_entropy(h, y).backward()
+        gradients = [value.grad for value in values]
+        before = [p.detach().clone() for p in twin.parameters()]
+        grads = [p.grad.clone() for p in twin.parameters()]
+        optimizer.step()
+        after = [p.detach().clone() for p in twin.parameters()]
+        optimizer.zero_grad()
+        seen.append((x, values, gradients, before, grads, after))
+    found = run.open()
+    assert found.steps().column("loss").to_pylist() == losses
+    names = [name for name, _ in twin.named_parameters()]
+    for step, (x, values, gradients, before, grads, after) in enumerate(seen):
+        (given,) = rows(found, step=step, what="input")
+        agrees(given, x)
+        for i in range(5):
+            (row,) = rows(found, step=step, site=str(i), what="output")
+            agrees(row, values[i])
+            (row,) = rows(found, step=step, site=str(i), what="output_grad")
+            agrees(row, gradients[i])
+        for name, old, grad, new in zip(names, before, grads, after, strict=True):
+            agrees(rows(found, step=step, site=name, what="parameter")[0], old)
+            agrees(rows(found, step=step, site=name, what="parameter_grad")[0], grad)
+            agrees(rows(found, step=step, site=name, what="update")[0], new - old)
+    assert ours(model) == []
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_training_is_bit_identical(tmp_path, every):
+    model, data = net(), batches(30)
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    plain = train(twin, data)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    with watch(model, to=tmp_path / "run", every=every):
+        watched = train(model, data)
+    assert watched == plain
+    assert torch.equal(torch.get_rng_state(), state)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_micro_batches_add_up_to_a_step(tmp_path):
+    model, data = net(), batches(6)
+    grads = []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        losses = train(model, data, accumulate=3, each=lambda k: grads.append(model[0].weight.grad.clone()))
+    found = run.open()
+    steps = found.steps().to_pylist()
+    assert [row["backwards"] for row in steps] == [3, 3]
+    assert [row["loss"] for row in steps] == pytest.approx([sum(losses[:3]), sum(losses[3:])])
+    (row,) = rows(found, step=1, site="2", what="output")
+    assert row["calls"] == 3 and row["count"] == 3 * 8 * 16
+    agrees(rows(found, step=1, site="0.weight", what="parameter_grad")[0], grads[1])
+
+
+def test_two_optimizers_in_turn_are_one_step(tmp_path):
+    model = nn.ModuleDict({"g": nn.Linear(2, 4), "d": nn.Linear(4, 1)})
+    first = torch.optim.SGD(model["g"].parameters(), lr=0.1)
+    second = torch.optim.SGD(model["d"].parameters(), lr=0.2)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(5):
+            fake = model["g"](torch.randn(3, 2))
+            model["d"](fake.detach()).mean().backward()
+            second.step()
+            second.zero_grad()
+            model["d"](fake).mean().neg().backward()
+            first.step()
+            first.zero_grad()
+    found = run.open()
+    steps = found.steps().to_pylist()
+    assert len(steps) == 5
+    assert [row["rates"] for row in steps] == [[0.2, 0.1]] * 5
+    assert len(rows(found, site="g.weight", what="parameter_grad")) == 5
+    assert len(rows(found, site="d.weight", what="update")) == 5
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_counts_once(tmp_path, reentrant):
+    inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(6, 6), inner, nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant))
+
+    model = Model()
+    twin = copy.deepcopy(model)
+    data = batches(3)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, data)
+    found = run.open()
+    for site in ("inner.0", "inner.1", "last"):
+        for what in ("output", "output_grad"):
+            got = rows(found, step=0, site=site, what=what)
+            assert len(got) == 1 and got[0]["calls"] == 1, (site, what)
+    value = twin.inner(twin.first(data[0][0]))
+    value.retain_grad()
+    F.cross_entropy(twin.last(value), data[0][1]).backward()
+    agrees(rows(found, step=0, site="inner.1", what="output")[0], value)
+    agrees(rows(found, step=0, site="inner.1", what="output_grad")[0], value.grad)
+
+
+def test_gradients_under_a_scaler_are_the_true_ones(tmp_path):
+    model, data = net(), batches(6)
+    twin = copy.deepcopy(model)
+    true = []
+    train(twin, data, each=lambda k: true.append([p.grad.clone() for p in twin.parameters()]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in data:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    found = run.open()
+    assert [row["scale"] for row in found.steps().to_pylist()] == [1024.0] * 6
+    for step in range(6):
+        agrees(rows(found, step=step, site="0.weight", what="parameter_grad")[0], true[step][0])
+    x, y = data[0]
+    value = net()
+    value.load_state_dict({k: v for k, v in copy.deepcopy(model).state_dict().items()})
+    first = rows(found, step=0, site="4", what="output_grad")[0]
+    assert first["absmax"] < 1 / 8  # not times 1024: each entry of this gradient is at most 1 / 8
+    assert found.steps().column("loss").to_pylist()[0] < 10
+
+
+def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(tmp_path):
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=1000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    skipped = 0
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for k, (x, y) in enumerate(batches(8)):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss * (math.inf if k in (2, 3) else 1)).backward()
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped += scaler.get_scale() < before
+            optimizer.zero_grad()
+    found = run.open()
+    steps = found.steps().to_pylist()
+    assert skipped == 2 and sum(row["skipped"] for row in steps) == 2
+    assert len(steps) == 6
+    assert not [f for f in run.findings if f.rule == "non-finite values" and f.place.what == "output_grad"]
+    for row in rows(found, what="output_grad"):
+        assert row["nan"] == row["pos_inf"] == row["neg_inf"] == 0
+
+
+def test_only_what_was_asked_for(tmp_path):
+    model = net()
+    with watch(model, to=tmp_path / "run", every=1, sites=["0", "4.weight"], what=["output", "update"]) as run:
+        train(model, batches(2))
+    found = {(row["site"], row["what"]) for row in run.open().stats().to_pylist()}
+    assert found == {("0", "output"), ("0.weight", "update"), ("0.bias", "update"), ("4.weight", "update")}
+
+
+def test_wrong_options_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="every=0"):
+        watch(net(), to=tmp_path, every=0)
+    with pytest.raises(ValueError, match=r"activations.*output_grad"):
+        watch(net(), to=tmp_path, what=["activations"])
+    with pytest.raises(TypeError):
+        watch("model", to=tmp_path)
+
+
+def test_a_value_seen_at_two_places_is_measured_once_and_recorded_twice(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 3), nn.Identity()))
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, batches(1))
+    found = run.open()
+    for what in ("output", "output_grad"):
+        values = [rows(found, site=site, what=what)[0] for site in ("1.0", "1.1", "1", ".")]
+        for value in values[1:]:
+            assert {**value, "site": ""} == {**values[0], "site": ""}
+
+
+def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypatch, capsys):
+    from tenterhook.record._gather import Gather
+
+    model, data = net(), batches(5)
+    plain = train(copy.deepcopy(model), data)
+
+    def fail(self, places, tensor):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Gather, "add", fail)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        assert train(model, data) == plain
+    said = capsys.readouterr().err
+    assert said.count("planted") == 1 and "goes on unchanged" in said
+    assert "planted" in run.open().rank_info()["failed"]
+    assert ours(model) == []
