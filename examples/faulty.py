@@ -3,7 +3,7 @@
     tenterhook run examples/faulty.py      (make demo)
 
 It knows nothing of tenterhook. The verdict names what is wrong: the last layer starts with weights that are far too
-large, a bias was set so that half of the hidden units are dead, the optimizer was not given the first layer, and after
+large, a bias was set so that most hidden units are dead, the optimizer was not given the first layer, and after
 the first validation nobody calls train() again.
 """
 
@@ -20,8 +20,8 @@ class Net(nn.Module):
         self.conv, self.relu, self.pool = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
         self.hidden, self.act = nn.Linear(512, 64), nn.ReLU()
         self.head = nn.Linear(64, 10)
-        nn.init.normal_(self.head.weight, std=2.0)  # too large
-        nn.init.normal_(self.hidden.bias, std=5.0)  # meant for the weights
+        nn.init.normal_(self.head.weight, std=5.0)  # too large
+        nn.init.constant_(self.hidden.bias[:48], -5.0)  # from an experiment, long forgotten
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.relu(self.conv(self.stem(images))))

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tenterhook.record._watch import Options, Recording
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Figures = dict[str, float]
 
@@ -109,7 +111,24 @@ def example(monkeypatch, tmp_path) -> Callable[[str], ModuleType]:
 
 
 def test_every_example_is_tested():
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common"}
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common", "faulty"}
+
+
+def test_the_verdict_names_every_planted_fault(example, tmp_path):
+    """What `make demo` shows; test_run.py has the same script style in processes of its own."""
+    faulty = example("faulty")
+    assert len((EXAMPLES / "faulty.py").read_text().splitlines()) < 80
+    recording = Recording(tmp_path, Options(), None, [])
+    recording.recorder.install(discover=True)
+    faulty.main(epochs=2)
+    recording.close("finished")
+    found = {(f.rule, f.place.model, f.place.site) for f in recording.judge.findings if f.severity != "note"}
+    assert found == {
+        ("wrong initial loss", "net", "head"),
+        ("dead ReLU", "net", "act"),
+        ("parameter never trained", "net", "stem.0.weight"),
+        ("BatchNorm mode", "net", "stem.1"),
+    }
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -124,14 +124,15 @@ def test_nested_rows_one_after_another():
     check(measured(nested)[0], torch.cat(rows).numpy())
 
 
-def test_a_small_tensor_is_measured_as_it_was_when_it_came():
-    value = torch.ones(10)
-    gather = Gather(set())
-    gather.add([0], value)
-    value.zero_()
-    gather.settle()
-    numbers, _ = gather.blocks[0].arrays()
-    assert dict(zip(NUMBERS, numbers[0], strict=True))["sum"] == 10
+def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_then_on():
+    at_once = set()
+    for expected in ([], [10.0], [10.0]):
+        value, gather = torch.ones(10), Gather(at_once)
+        gather.add([7], value)
+        value.zero_()
+        gather.settle()
+        found = [dict(zip(NUMBERS, block.arrays()[0][0], strict=True))["sum"] for block in gather.blocks]
+        assert found == expected and gather.lost == (not expected)
 
 
 def test_plain_does_not_copy_what_lies_densely():

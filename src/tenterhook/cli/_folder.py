@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tenterhook.store import new_folder, open_run
 
-_PATIENCE = 5.0  # seconds
+_PATIENCE = 10.0  # seconds
 _STALE = 60.0  # seconds; torchrun starts the ranks of all machines at the same time
 
 

@@ -1,7 +1,9 @@
-"""Measuring the values of a step as they come: small ones and those on a GPU are measured together, a little later.
+"""Measuring the values of a step as they come: large ones on a CPU at once, the others together, a little later.
 
-On a GPU a value waits, uncopied, until there are enough for one launch. If the model writes into it meanwhile, that
-one measurement is lost and counted as such, and the place is measured at once from then on.
+On a GPU, and where they are small, several tensors take little longer than one. Meanwhile a value waits, uncopied. If
+the model writes into it before it was measured, that one measurement is lost and counted as such, and the place is
+measured at once from then on. Modules that are known to write (`inplace=True`) are waited for. A large value on a CPU
+does not wait: to hold its memory would cost more than is gained, for the model would have to get fresh memory.
 """
 
 import functools
@@ -18,7 +20,8 @@ from tenterhook.stats._plain import plain
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _TOGETHER = 128  # tensors per launch
-_SHARE = 1 / 50  # of a device's memory may wait
+_SHARE = 1 / 50  # of a GPU's memory may wait
+_CACHED = 1 << 25  # bytes that may on a CPU, whose cache may still have them when they are measured
 _USUAL = (Tensor, nn.Parameter)
 _READY = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -95,83 +98,55 @@ class Gather:
         self.blocks: list[Block] = []
         self.skipped = 0  # tensors that cannot be measured
         self.lost = 0  # those that were written into before they were
-        self._at_once = at_once  # places that are, since; shared
-        self._large: list[tuple[list[int], tuple[list[float], Floats]]] = []
-        self._small: list[tuple[list[int], Floats]] = []
+        self._at_once = at_once  # places that are measured without waiting, since; shared
         self._waiting: list[tuple[list[int], Tensor, int]] = []
-        self._measured: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # on devices
+        self._large: list[tuple[list[int], tuple[list[float], Floats]]] = []
+        self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
         self._bytes = 0
 
     def add(self, places: list[int], tensor: Tensor) -> None:
         """Measure a tensor; to `places` more can be added until it is settled."""
-        if tensor.is_cuda:
-            self._add_waiting(places, tensor)
-            return
-        usual = tensor.dtype is torch.float32 and type(tensor) in _USUAL and tensor.is_cpu
-        if usual and tensor.is_contiguous() and not is_wrapped(tensor):
-            values: Tensor | None = tensor.detach().view(-1)
-        else:
-            values = plain(tensor)
-        if values is None or not values.is_cpu:
-            self.skipped += 1
-            return
-        if values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
-        if values.numel() <= SMALL:
-            self._small.append((places, values.numpy().copy()))
-        else:
-            self._large.append((places, measure_large(values)))
-
-    def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
-        """The same for many tensors that nobody writes into meanwhile."""
-        for its, tensor in zip(places, tensors, strict=True):
-            if tensor.is_cuda:
-                self._wait_for(its, tensor)
-            else:
-                self.add(its, tensor)
-        if self._waiting:
-            self._launch()
-
-    def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
-        """The same for tensors that stay where they are; what is worked out once is kept in `memory`."""
-        addresses = [tensor.data_ptr() for tensor in tensors] if tensors and tensors[0].is_cuda else []
-        plan = memory.get("plan")
-        if not addresses or plan is None or plan.addresses != addresses:
-            if (
-                not addresses
-                or not all(map(_is_usual, tensors))
-                or len({t.device for t in tensors}) > 1
-                or not _kernel()
-            ):
-                self.add_all(places, tensors)
-                return
-            from tenterhook.stats._cuda import Plan
-
-            plan = memory["plan"] = Plan(tensors)
-        if not torch.cuda.is_current_stream_capturing():
-            with unrecorded():
-                self._measured.setdefault(tensors[0].device, []).append((places, *plan.measure()))
-
-    def _add_waiting(self, places: list[int], tensor: Tensor) -> None:
         self._wait_for(places, tensor)
         now = tensor.is_inference() or not self._at_once.isdisjoint(places)
         if now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device):
-            self._launch()
+            self.measure()
+
+    def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
+        """The same for many tensors; they are measured with the next ones, or by `measure`."""
+        for its, tensor in zip(places, tensors, strict=True):
+            self._wait_for(its, tensor)
+
+    def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
+        """The same for tensors that stay where they are; on a GPU their table is kept in `memory`."""
+        if not tensors or not all(map(_is_usual, tensors)) or len({t.device for t in tensors}) > 1 or not _kernel():
+            self.add_all(places, tensors)
+        elif not torch.cuda.is_current_stream_capturing():
+            from tenterhook.stats._cuda import Plan
+
+            plan = memory.get("plan")
+            if plan is None or plan.addresses != [tensor.data_ptr() for tensor in tensors]:
+                plan = memory["plan"] = Plan(tensors)
+            with unrecorded():
+                self._launched.setdefault(tensors[0].device, []).append((places, *plan.measure()))
 
     def _wait_for(self, places: list[int], tensor: Tensor) -> None:
-        if not self._waiting and torch.cuda.is_current_stream_capturing():
-            return  # a CUDA graph: nothing is computed yet
-        usual = tensor.dtype in _READY and type(tensor) in _USUAL
+        usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         if not (usual and tensor.is_contiguous()) or is_wrapped(tensor):
             values = plain(tensor)
-            if values is None:
+            if values is None or not (values.is_cuda or values.is_cpu):
                 self.skipped += 1
                 return
-            tensor = values.float() if values.dtype is torch.float64 else values
+            tensor = values
+        if tensor.is_cpu and tensor.numel() > SMALL:
+            self._large.append((places, measure_large(_flat(tensor))))
+            return
+        if not self._waiting and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a CUDA graph: nothing is computed yet
         self._waiting.append((places, tensor, -1 if tensor.is_inference() else tensor._version))
         self._bytes += tensor.nbytes
 
-    def _launch(self) -> None:
+    def measure(self) -> None:
+        """Measure all that waits."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
@@ -181,34 +156,43 @@ class Gather:
             else:
                 devices.setdefault(tensor.device, []).append((places, tensor))
         for device, found in devices.items():
-            measure = _kernel()
-            if measure is None:  # no Triton: right, but slow
-                self._large += [(places, measure_large(tensor.float().cpu())) for places, tensor in found]
+            kernel = _kernel() if device.type == "cuda" else None
+            if kernel is None:  # also where there is no Triton: right, but slow
+                self._on_host(found)
                 continue
             with unrecorded():
-                rows = measure([tensor for _, tensor in found])
-            self._measured.setdefault(device, []).append(([places for places, _ in found], *rows))
+                rows = kernel([tensor.float() if tensor.dtype is torch.float64 else tensor for _, tensor in found])
+            self._launched.setdefault(device, []).append(([places for places, _ in found], *rows))
+
+    def _on_host(self, found: list[tuple[list[int], Tensor]]) -> None:
+        with unrecorded():
+            arrays = [_flat(tensor.cpu()).numpy() for _, tensor in found]
+        self.blocks.append(Block([places for places, _ in found], *measure_small(arrays)))
 
     def settle(self) -> None:
-        """Measure all that waits."""
+        """Measure what waits, and start copying to the host what was measured elsewhere."""
         if self._waiting:
-            self._launch()
-        for device, found in self._measured.items():
+            self.measure()
+        if self._large:
+            rows, samples = zip(*(row for _, row in self._large), strict=True)
+            self.blocks.append(Block([its for its, _ in self._large], np.array(rows, float), histograms(samples)))
+            self._large = []
+        for device, found in self._launched.items():
             with torch.cuda.device(device), unrecorded():
                 numbers, bins = (torch.cat([one[k] for one in found]) for k in (1, 2))  # type: ignore[misc]
                 self.blocks.append(Block([its for some, _, _ in found for its in some], numbers, bins))
-        self._measured = {}
-        if self._small:
-            small, self._small = self._small, []
-            self.blocks.append(Block([p for p, _ in small], *measure_small([t for _, t in small])))
-        if self._large:
-            large, self._large = self._large, []
-            rows, samples = zip(*(row for _, row in large), strict=True)
-            self.blocks.append(Block([p for p, _ in large], np.array(rows, float), histograms(samples)))
+        self._launched = {}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    values = tensor.detach().view(-1)
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 @functools.cache
 def _room(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CACHED
     return int(torch.cuda.get_device_properties(device).total_memory * _SHARE)
 
 

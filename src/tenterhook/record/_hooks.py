@@ -171,6 +171,17 @@ class OutputHook(Hook):
             self._alive = None
 
 
+class WriteHook(Hook):
+    """Before a module that writes into what it is given: whatever waits is measured."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.recorder.micro.gather.measure()
+
+
 def _hook_gradient(tensor: Tensor, hook: GradientHook) -> Any:
     """What register_hook does, in half of the time; a leaf, which outlives the graph, gets a handle."""
     node = tensor.grad_fn  # read first: torch 2.13 can crash in register_hook otherwise

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook._handles import Hook
 from tenterhook.record._backward import classes_of, find_scaler, loss_of, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, graph_task, guarded
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded
 from tenterhook.record._models import Model, Models
 from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._places import KINDS, Places
@@ -79,6 +79,7 @@ class Recorder:
         self._globals: list[Any] = []
         self._discovery: RemovableHandle | None = None
         self._placed: list[tuple[dict[int, Any], int]] = []
+        self._writes = WriteHook(self)
         self._roots: list[RemovableHandle] = []
         self._discovers = self._everything = False
         self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
@@ -424,6 +425,9 @@ class Recorder:
                     key = next(_ids)
                     self._placed.append((module._forward_hooks, key))
                     module._forward_hooks[key] = model.hooks.get(site) or self._new_hook(model, site, module)
+                    if getattr(module, "inplace", False) is True:
+                        self._placed.append((module._forward_pre_hooks, key))
+                        module._forward_pre_hooks[key] = self._writes
 
     def _new_hook(self, model: Model, site: str, module: nn.Module) -> OutputHook:
         hook = model.hooks[site] = OutputHook(self, model, site, module)

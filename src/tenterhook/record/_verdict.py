@@ -139,11 +139,8 @@ def _title(run: Run, info: dict[str, Any]) -> str:
     parts = [what, f"{steps:,} steps, {sampled:,} sampled"]
     if len(run.ranks) > 1:
         parts.append(f"{len(run.ranks)} ranks")
-    total, later = info.get("overhead"), info.get("overhead_later")
-    if later is not None and total is not None:
-        parts.append(f"overhead {later:.1%}, with the first steps {total:.1%}")
-    elif total is not None:
-        parts.append(f"overhead {total:.1%}")
+    if (share := info.get("overhead")) is not None:
+        parts.append(f"overhead {share:.1%}")
     return " · ".join(parts)
 
 
@@ -155,6 +152,9 @@ def _many(number: int) -> str:
 
 
 def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
+    if (later := info.get("overhead_later")) is not None:
+        dense = run.info.get("schedule", {}).get("dense", 0)
+        yield f"watching took {later:.1%} of the time after the first {dense} steps, of which each was sampled"
     if info.get("failed"):
         yield f"recording stopped early: {info['failed']}"
     if "ended" not in info:

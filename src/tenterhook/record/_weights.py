@@ -69,6 +69,8 @@ class Weights:
                 with torch.no_grad():
                     self._old = list(torch._foreach_mul([self._tensors[i] for i in self._moved], 1.0))
 
+        gather.measure()  # the step writes into the parameters
+
     def after(self, gather: Gather) -> None:
         """Measure what the step has added."""
         if self._old:

@@ -1,4 +1,4 @@
-"""Measuring tensors on a CPU. NumPy has the fastest passes for counts and extrema, torch for sums.
+"""Measuring tensors on a CPU, with NumPy: its passes are fast, and there is little to do before each.
 
 A large tensor is measured by itself; small ones together, for there the calls cost more than the numbers. Histograms
 are counted together in any case, of a fixed sample of each tensor.
@@ -15,6 +15,11 @@ from torch import Tensor
 from tenterhook.stats._layout import BINS, NUMBERS
 
 SMALL = 4096  # elements, up to which tensors are measured together
+_CHUNK = 65536  # elements of a larger one that are in the cache together
+_ROW = 4096  # that are summed in their own precision, before float64 takes over
+_ONES = {dtype: np.ones(_ROW, dtype) for dtype in (np.float32, np.float64)}
+_LARGEST = 1e15  # whose squares can still be summed in float32
+_MASK = np.empty(_CHUNK, bool)  # memory that is not new costs nothing
 _RUNS, _RUN = 32, 32  # the sample of a tensor that is larger than that: so many runs of so many neighbours
 Floats = NDArray[np.floating]
 Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
@@ -24,14 +29,41 @@ def measure_large(tensor: Tensor) -> tuple[list[float], Floats]:
     """A row of NUMBERS of a flat tensor of float32 or float64, and the sample for its histogram."""
     values = tensor.numpy()
     sample = _sample(values)
-    zeros = int(np.count_nonzero(values == 0))
-    least, most = np.minimum.reduce(values).item(), np.maximum.reduce(values).item()
-    if not math.isfinite(least - most):
-        infinite = [int(np.count_nonzero(m)) for m in (np.isnan(values), values == np.inf, values == -np.inf)]
-        finite = tensor[tensor.isfinite()]
-        least, most = (x.item() for x in torch.aminmax(finite)) if finite.numel() else (math.inf, -math.inf)
-        return [values.size, *infinite, zeros, *_sums(finite), least, most, sample.size], sample
-    return [values.size, 0, 0, 0, zeros, *_sums(tensor), least, most, sample.size], sample
+    zeros, total, square = 0, 0.0, 0.0
+    least = most = float(values[0])
+    ones = _ONES[values.dtype.type]
+    for start in range(0, values.size, _CHUNK):  # all passes over one piece while the cache has it
+        piece = values[start : start + _CHUNK]
+        low, high = np.minimum.reduce(piece).item(), np.maximum.reduce(piece).item()
+        if not -_LARGEST < low <= high < _LARGEST:  # NaN too
+            return [*_with_care(tensor), sample.size], sample
+        least, most = min(least, low), max(most, high)
+        if low <= 0 <= high:
+            zeros += int(np.count_nonzero(np.equal(piece, 0, out=_MASK[: piece.size])))
+        rest = piece.size % _ROW
+        rows = piece[: piece.size - rest].reshape(-1, _ROW)
+        total += sum(np.vecdot(rows, ones).tolist())
+        square += sum(np.vecdot(rows, rows).tolist())
+        if rest:
+            total += np.vecdot(piece[-rest:], ones[:rest]).item()
+            square += np.vecdot(piece[-rest:], piece[-rest:]).item()
+    if tensor.dtype is torch.float32 and not _is_exact(total, square, values.size):
+        total, square = tensor.sum(dtype=torch.float64).item(), tensor.double().square_().sum().item()
+    return [values.size, 0, 0, 0, zeros, total, square, least, most, sample.size], sample
+
+
+def _is_exact(total: float, square: float, size: int) -> bool:
+    """Whether float32's digits were enough: not where the mean is far larger than the spread, or squares are huge."""
+    return 1e-30 < square < math.inf and square - total * total / size > 1e-2 * square
+
+
+def _with_care(tensor: Tensor) -> list[float]:
+    """The numbers of a tensor with infinite or huge values."""
+    infinite = [tensor.isnan(), tensor == math.inf, tensor == -math.inf]
+    finite = tensor[tensor.isfinite()].double()
+    least, most = (x.item() for x in torch.aminmax(finite)) if finite.numel() else (math.inf, -math.inf)
+    counts = [tensor.numel(), *(int(mask.sum()) for mask in infinite), int((tensor == 0).sum())]
+    return [*counts, finite.sum().item(), finite.square().sum().item(), least, most]
 
 
 def measure_small(arrays: Sequence[Floats]) -> Rows:
@@ -70,17 +102,6 @@ def histograms(samples: Sequence[Floats]) -> NDArray[np.int32]:
     owner = np.repeat(np.arange(len(samples)) * BINS, [array.size for array in samples])
     bins = (values.view(np.int32) >> 23 & BINS - 1) + owner
     return np.bincount(bins, minlength=len(samples) * BINS).reshape(-1, BINS).astype(np.int32)
-
-
-def _sums(tensor: Tensor) -> tuple[float, float]:
-    """Sum and sum of squares, as good as in float64."""
-    total, square = tensor.sum().item(), torch.dot(tensor, tensor).item()
-    # Little is left of float32's digits where the mean is far larger than the spread, or the squares are too large.
-    if tensor.dtype is torch.float32 and tensor.numel():
-        spread = square - total * total / tensor.numel()
-        if not (1e-30 < square < math.inf and spread > 1e-2 * square):
-            return _sums(tensor.double())
-    return total, square
 
 
 def _sample(values: Floats) -> Floats:
