@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tenterhook.record._gather import Gather
 from tenterhook.record._parts import divided
 from tenterhook.record._step import Histograms, Rows
-from tenterhook.stats import BINS, NUMBERS, Stats
+from tenterhook.stats import BINS, NUMBERS, Stats, _native
 from tenterhook.stats._cpu import SMALL
 from tenterhook.stats._plain import plain
 
@@ -82,17 +82,46 @@ CASES = {
 }
 
 
+@pytest.fixture(params=["compiled", "NumPy"])
+def way(request, monkeypatch):
+    """Each way of measuring on a CPU; the first where there is a C compiler."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(_native, "_compiled", lambda: None)
+    elif _native._compiled() is None:
+        pytest.skip("there is no C compiler here, so NumPy measures")
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_against_float64(name):
+def test_against_float64(name, way):
     tensor = CASES[name]
     check(measured(tensor)[0], tensor.detach().double().numpy())
+    check(measured(tensor.detach().reshape(-1)[1:])[0], tensor.detach().double().reshape(-1)[1:].numpy())
 
 
-def test_all_together_as_each_alone():
+def test_all_together_as_each_alone(way):
     together = measured(*CASES.values())
     for tensor, stats in zip(CASES.values(), together, strict=True):
         alone = measured(tensor)[0]
         assert stats == alone
+
+
+@pytest.mark.parametrize("size", [1, 31, 1023, 1024, 1025, 5_000, 70_001])
+def test_around_the_borders_of_blocks(size, way):
+    value = torch.randn(size) + 100
+    check(measured(value)[0], value.double().numpy())
+    for at in {0, size // 2, size - 1}:
+        for bad in (math.nan, math.inf, -math.inf, 0.0, 3e38, 1e-42):
+            changed = value.clone()
+            changed[at] = bad
+            check(measured(changed)[0], changed.double().numpy())
+
+
+def test_without_a_compiler_nothing_is_missing(monkeypatch):
+    _native._compiled.cache_clear()
+    monkeypatch.setenv("TENTERHOOK_CC", "/no/such/compiler")
+    assert _native.measure_native([torch.ones(3)]) is None
+    _native._compiled.cache_clear()
+    check(measured(torch.ones(3))[0], np.ones(3))
 
 
 def test_complex_counts_its_parts():

@@ -147,6 +147,20 @@ def test_two_optimizers_in_turn_are_one_step(tmp_path):
     assert len(rows(found, site="d.weight", what="update")) == 5
 
 
+def test_an_optimizer_that_steps_late_is_known_to_have_its_parameters(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    late = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for step, (x, y) in enumerate(batches(30)):
+            F.cross_entropy(model(x), y).backward()
+            first.step()
+            if step > 20:
+                late.step()
+            model.zero_grad()
+    assert not [f for f in run.findings if f.rule == "parameter never trained"]
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_counts_once(tmp_path, reentrant):
     inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())

@@ -40,6 +40,13 @@ def test_misaligned_and_many_at_once():
         check(stats, part.double().cpu().numpy())
 
 
+def test_with_gaps():
+    value = torch.randn(100, 2_000, device="cuda")[:, ::2]
+    check(measured(value)[0], value.double().cpu().numpy())
+    value = torch.randn(64, 1_000, device="cuda").t()
+    check(measured(value)[0], value.double().cpu().numpy())
+
+
 def net():
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(512, 5)).cuda()
 

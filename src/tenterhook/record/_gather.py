@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tenterhook._replay import unrecorded
-from tenterhook.stats._cpu import SMALL, Floats, histograms, measure_large, measure_small
+from tenterhook.stats._cpu import SMALL, measure_large, measure_small
 from tenterhook.stats._plain import plain
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -100,7 +100,7 @@ class Gather:
         self.lost = 0  # those that were written into before they were
         self._at_once = at_once  # places that are measured without waiting, since; shared
         self._waiting: list[tuple[list[int], Tensor, int]] = []
-        self._large: list[tuple[list[int], tuple[list[float], Floats]]] = []
+        self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
         self._bytes = 0
 
@@ -166,21 +166,21 @@ class Gather:
 
     def _on_host(self, found: list[tuple[list[int], Tensor]]) -> None:
         with unrecorded():
-            arrays = [_flat(tensor.cpu()).numpy() for _, tensor in found]
-        self.blocks.append(Block([places for places, _ in found], *measure_small(arrays)))
+            values = [_flat(tensor.cpu()) for _, tensor in found]
+            self.blocks.append(Block([places for places, _ in found], *measure_small(values)))
 
     def settle(self) -> None:
         """Measure what waits, and start copying to the host what was measured elsewhere."""
         if self._waiting:
             self.measure()
         if self._large:
-            rows, samples = zip(*(row for _, row in self._large), strict=True)
-            self.blocks.append(Block([its for its, _ in self._large], np.array(rows, float), histograms(samples)))
+            numbers, bins = (np.array([row[k] for _, row in self._large]) for k in (0, 1))
+            self.blocks.append(Block([its for its, _ in self._large], numbers, bins))
             self._large = []
         for device, found in self._launched.items():
             with torch.cuda.device(device), unrecorded():
-                numbers, bins = (torch.cat([one[k] for one in found]) for k in (1, 2))  # type: ignore[misc]
-                self.blocks.append(Block([its for some, _, _ in found for its in some], numbers, bins))
+                rows = [torch.cat([one[k] for one in found]) for k in (1, 2)]  # type: ignore[misc]
+                self.blocks.append(Block([its for some, _, _ in found for its in some], *rows))
         self._launched = {}
 
 

@@ -1,11 +1,14 @@
 """The hooks that watch a model: thin, off while a step is not sampled, and never in the way of an exception."""
 
+import contextlib
 import functools
 import itertools
+import signal
+import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +23,8 @@ graph_task = torch._C._current_graph_task_id
 is_compiling = torch.compiler.is_compiling
 clock = time.perf_counter
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+_SIGNALS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 _WINDOW = 8  # sampled calls over which a unit must be silent to be dead
 _SATURATING: dict[type, tuple[float, float]] = {nn.Tanh: (0.0, 0.97), nn.Sigmoid: (0.5, 0.47)}  # centre, distance
 
@@ -42,6 +47,19 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             recorder.spent += clock() - start
 
     return safely
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have signals wait, such as Ctrl-C: a step that is half written would be lost, and what comes after it too."""
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Value:

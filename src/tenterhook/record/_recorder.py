@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook._handles import Hook
 from tenterhook.record._backward import classes_of, find_scaler, loss_of, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded, uninterrupted
 from tenterhook.record._models import Model, Models
 from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._places import KINDS, Places
@@ -88,6 +88,7 @@ class Recorder:
         self._last_loss: Any = None
         self._has_optimizer: bool | None = None
         self._only: Optimizer | None = None
+        self._others: list[Any] = []
         self._start = self._mark = self._drained = time.perf_counter()
         self.part = Part(self._at_once, True)
         self.micro = self.part.micros[-1]  # the micro-batch that runs
@@ -296,7 +297,10 @@ class Recorder:
 
     def _rates(self) -> dict[int, float]:
         """The learning rate of every parameter that an optimizer has."""
-        optimizers = [optimizer for reference, _ in self._optimizers.values() if (optimizer := reference()) is not None]
+        references = [reference for reference, _ in self._optimizers.values()]
+        if self.steps in (1, 10):  # those that have not stepped yet, and may never: looking for them takes a while
+            self._others = [weakref.ref(optimizer) for optimizer in _optimizers()]
+        optimizers = [found for reference in (*references, *self._others) if (found := reference()) is not None]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         return {
             id(p): rate for group in groups for rate in (float(group.get("lr", math.nan)),) for p in group["params"]
@@ -323,6 +327,10 @@ class Recorder:
 
     def _drain(self, wait: bool = False) -> None:
         self._drained = time.perf_counter()
+        with uninterrupted():
+            self._hand_on(wait)
+
+    def _hand_on(self, wait: bool) -> None:
         while self._pending and (wait or len(self._pending) > 8 or self._pending[0].ready()):
             self._take(self._pending.pop(0).make(self.places.all))
 

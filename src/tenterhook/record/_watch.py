@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tenterhook._errors import TenterhookWarning
 from tenterhook._sites import check_model
+from tenterhook.record._hooks import uninterrupted
 from tenterhook.record._judge import Judge
 from tenterhook.record._log import Log, surroundings
 from tenterhook.record._places import KINDS
@@ -91,12 +92,13 @@ class Recording:
         """Write the rest; False in a forked process."""
         if not self.is_mine():
             return False
-        self.recorder.finish()
-        try:
-            self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
-            self.log.close()
-        except Exception as error:  # a full disk, most likely: what was flushed can be read
-            self.recorder.fail(error)
+        with uninterrupted():
+            self.recorder.finish()
+            try:
+                self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
+                self.log.close()
+            except Exception as error:  # a full disk, most likely: what was flushed can be read
+                self.recorder.fail(error)
         return True
 
 

@@ -1,4 +1,4 @@
-"""Measuring tensors on a CPU, with NumPy: its passes are fast, and there is little to do before each.
+"""Measuring tensors on a CPU: by compiled code, or where there is none by NumPy, whose passes are fast.
 
 A large tensor is measured by itself; small ones together, for there the calls cost more than the numbers. Histograms
 are counted together in any case, of a fixed sample of each tensor.
@@ -6,6 +6,7 @@ are counted together in any case, of a fixed sample of each tensor.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenterhook.stats._layout import BINS, NUMBERS
+from tenterhook.stats._native import Rows, measure_native
 
 SMALL = 4096  # elements, up to which tensors are measured together
 _CHUNK = 65536  # elements of a larger one that are in the cache together
@@ -22,11 +24,17 @@ _LARGEST = 1e15  # whose squares can still be summed in float32
 _MASK = np.empty(_CHUNK, bool)  # memory that is not new costs nothing
 _RUNS, _RUN = 32, 32  # the sample of a tensor that is larger than that: so many runs of so many neighbours
 Floats = NDArray[np.floating]
-Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
 
 
-def measure_large(tensor: Tensor) -> tuple[list[float], Floats]:
-    """A row of NUMBERS of a flat tensor of float32 or float64, and the sample for its histogram."""
+def measure_large(tensor: Tensor) -> tuple[Any, NDArray[np.int32]]:
+    """A row of NUMBERS and the histogram of a flat tensor of float32 or float64."""
+    if tensor.dtype is torch.float32 and (rows := measure_native([tensor])) is not None:
+        return rows[0][0], rows[1][0]
+    numbers, sample = _passes(tensor)
+    return numbers, histograms([sample])[0]
+
+
+def _passes(tensor: Tensor) -> tuple[list[float], Floats]:
     values = tensor.numpy()
     sample = _sample(values)
     zeros, total, square = 0, 0.0, 0.0
@@ -66,8 +74,15 @@ def _with_care(tensor: Tensor) -> list[float]:
     return [*counts, finite.sum().item(), finite.square().sum().item(), least, most]
 
 
-def measure_small(arrays: Sequence[Floats]) -> Rows:
-    """The numbers and the histograms of several flat arrays at once, in float64 throughout."""
+def measure_small(tensors: Sequence[Tensor]) -> Rows:
+    """The numbers and the histograms of several flat tensors at once."""
+    if all(t.dtype is torch.float32 for t in tensors) and (rows := measure_native(tensors)) is not None:
+        return rows
+    return _together([tensor.numpy() for tensor in tensors])
+
+
+def _together(arrays: Sequence[Floats]) -> Rows:
+    """In float64 throughout."""
     sizes = np.array([array.size for array in arrays])
     numbers = np.zeros((len(arrays), len(NUMBERS)))
     numbers[:, 0] = sizes

@@ -30,7 +30,7 @@ def flat(tensor: Tensor) -> Tensor:
         return tensor.view(-1)
     if _is_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
-    return tensor.reshape(-1)
+    return tensor.reshape(-1).contiguous()  # every second column is a row too, but with gaps
 
 
 def _is_dense(tensor: Tensor) -> bool:
