@@ -109,7 +109,7 @@ FAULTS = [
     ("activation variance drifts with depth", t.wild_start, "warn", None, "output", 0, 0),
     ("activation variance drifts with depth", partial(t.wild_start, gain=0.1), "warn", None, "output", 0, 0),
     ("low-precision headroom", t.near_overflow, "warn", "large", "output", 2, 2),
-    ("low-precision headroom", t.underflow, "warn", "0", "output_grad", 2, 2),
+    ("low-precision headroom", t.underflow, "note", "0", "output_grad", 2, 2),
 ]
 
 CLEAN = [

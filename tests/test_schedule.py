@@ -42,6 +42,11 @@ def test_a_cheap_recorder_samples_as_often_as_it_may():
     assert run(Schedule(budget=0.03), 1000, cost=0.001) == run(Schedule(), 1000)
 
 
+def test_some_steps_are_sampled_whatever_that_costs():
+    later = [number for number in run(Schedule(budget=0.001), 1000, cost=5.0) if number >= 20]
+    assert later == list(range(70, 1000, 50))
+
+
 def test_a_finding_is_worth_going_over_the_budget():
     sampled = run(Schedule(budget=0.001), 400, found=[300])
     assert set(range(301, 310)) <= set(sampled)

@@ -282,3 +282,185 @@ def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypa
     assert said.count("planted") == 1 and "goes on unchanged" in said
     assert "planted" in run.open().rank_info()["failed"]
     assert ours(model) == []
+
+
+def test_a_selective_checkpoint_does_not_see_what_we_do(tmp_path):
+    from functools import partial
+
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    linear, tanh = nn.Linear(6, 6), nn.Tanh()
+    model = nn.Sequential(linear, tanh)
+    twin = copy.deepcopy(model)
+    saved = [torch.ops.aten.sub.Tensor, torch.ops.aten.abs.default, torch.ops.aten.mean.default]
+
+    def step(net, x):
+        def body(x):
+            return (net(x) - 0.5).abs() ** 2
+
+        contexts = partial(create_selective_checkpoint_contexts, saved)
+        checkpoint(body, x, use_reentrant=False, context_fn=contexts).mean().backward()
+
+    x = torch.randn(5, 6)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step(model, x)
+        optimizer.step()
+    step(twin, x)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    assert run.open().rank_info()["failed"] is None
+
+
+def test_an_error_of_ours_while_torch_goes_through_its_hooks(tmp_path, monkeypatch):
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from tenterhook.record._weights import Weights
+
+    monkeypatch.setattr(Weights, "look", lambda *_: 1 / 0)
+    model, seen = net(), []
+    with watch(model, to=tmp_path / "run", every=1):
+        handle = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+        train(model, batches(3))
+        handle.remove()
+    assert len(seen) == 3
+
+
+def test_a_structure_that_refers_to_itself(tmp_path):
+    from dataclasses import dataclass, field
+
+    @dataclass
+    class Node:
+        value: torch.Tensor
+        children: list = field(default_factory=list)
+        parent: object = None
+
+    class Tree(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, node):
+            return self.linear(node.value) + sum(self.linear(child.value) for child in node.children)
+
+    root = Node(torch.randn(2, 4))
+    root.children = [Node(torch.randn(2, 4), parent=root) for _ in range(4)]
+    model = Tree()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(3):
+            model(root).sum().backward()
+            optimizer.step()
+    assert len(rows(run.open(), step=0, what="input")) == 5
+
+
+def test_optimizers_of_many_kinds(tmp_path):
+    model = net()
+
+    class Own(torch.optim.SGD):
+        pass
+
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(6):  # a new one each time, as some tutorials have it
+            optimizer = Own(model.parameters(), lr=torch.tensor(0.1, requires_grad=True))
+            F.cross_entropy(model(x), y).backward()
+            optimizer.param_groups[0]["lr"] = 0.1
+            optimizer.step()
+            model.zero_grad()
+    assert len(run.open().steps()) == 6 and run.open().rank_info()["failed"] is None
+
+
+def test_the_loss_is_not_what_autograd_grad_was_called_on(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    with watch(model, to=tmp_path / "run", every=2) as run:
+        for x, _ in batches(30):
+            x.requires_grad_()
+            (force,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            loss = force.square().mean()
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.open().steps().column("loss").to_pylist() == pytest.approx(losses)
+
+
+def test_models_are_let_go(tmp_path):
+    import gc
+    import weakref
+
+    def watched():
+        model = net()
+        with watch(model, to=tmp_path / "run", every=1):
+            train(model, batches(2))
+        return weakref.ref(model)
+
+    gone = watched()
+    gc.collect()
+    assert gone() is None
+
+
+def test_parameters_can_be_swapped(tmp_path):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = net()
+        with watch(model, to=tmp_path / "run", every=1):
+            train(model, batches(2))
+            model.double()
+            train(model, [(x.double(), y) for x, y in batches(2)])
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert model[0].weight.dtype == torch.float64
+
+
+def test_calls_without_a_backward_do_not_pile_up_graphs(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = []
+    with watch(model, to=tmp_path / "run", every=1):
+        for _ in range(5):
+            big = torch.randn(1000, 4, requires_grad=True)
+            made.append(weakref_to_graph(model(big * 2)))
+        assert all(reference() is None for reference in made[:-1])
+        optimizer.step()
+
+
+def weakref_to_graph(value):
+    import weakref
+
+    class Mark:
+        pass
+
+    mark = Mark()
+    value.grad_fn.metadata["mark"] = mark  # lives as long as the graph does
+    return weakref.ref(mark)
+
+
+def test_threads_each_with_a_model(tmp_path):
+    import threading
+
+    model = net()
+    others = [net() for _ in range(3)]
+
+    def work(other):
+        train(other, batches(20))
+
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        threads = [threading.Thread(target=work, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        train(model, batches(20))
+        for thread in threads:
+            thread.join()
+    assert run.open().rank_info()["failed"] is None
+
+
+def test_no_step_of_an_optimizer_is_found(tmp_path):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(30):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+    assert [(f.rule, f.severity) for f in run.findings] == [("parameter never trained", "error")]

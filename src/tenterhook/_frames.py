@@ -208,6 +208,15 @@ def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
     return found
 
 
+def all_variables(frame: Any) -> dict[str, Any]:
+    """What the local variables of a frame are now."""
+    values = frame.f_locals
+    found = dict(values)
+    if _LOOKERS.isdisjoint(frame.f_code.co_names):  # else its own code may be looking at them
+        _let_go(frame, values)
+    return found
+
+
 def holder(frame: Any, value: Tensor, likely: list[str]) -> str | None:
     """What holds a tensor that was written into: one of the likely places, else a variable of the function."""
     values = _locals(frame)

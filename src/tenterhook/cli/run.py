@@ -79,7 +79,7 @@ def _begin(program: Program, ours: Any) -> Any:
     recording.recorder.install(discover=True)
     if recording.rank == 0 and not ours.quiet:
         every = ours.options.every
-        often = "every step" if every == 1 else f"the first {ours.options.dense} steps, then every {every}th"
+        often = "every step" if every == 1 else f"the first {ours.options.dense} steps, then one in {every}"
         said = f"tenterhook {_version()} · recording to {folder} · {often} · Ctrl-C is safe"
         say(said)
     return recording

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import graph
+
+from tenterhook._frames import all_variables
 
 _ENGINE = graph._engine_run_backward.__code__
 # What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
@@ -43,10 +44,18 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def loss_of(frame: FrameType) -> Tensor | None:
-    """The scalar that backward() was called on."""
-    outputs = frame.f_locals.get("t_outputs", ())
+    """The scalar that backward() was called on; not what autograd.grad() was."""
+    values = frame.f_locals  # of torch's own function, which is over soon
+    if not values.get("kwargs", {}).get("accumulate_grad", True):
+        return None
+    outputs = values.get("t_outputs", ())
     first = outputs[0] if outputs else None
     return first if isinstance(first, Tensor) and first.numel() == 1 else None
+
+
+def only_asks(frame: FrameType) -> bool:
+    """Whether a backward pass is one of autograd.grad(), as for a gradient penalty or a second derivative."""
+    return not frame.f_locals.get("kwargs", {}).get("accumulate_grad", True)
 
 
 def classes_of(loss: Tensor) -> int | None:
@@ -69,13 +78,14 @@ def classes_of(loss: Tensor) -> int | None:
 def find_scaler(frame: FrameType | None) -> GradScaler | None:
     """A GradScaler in the variables of the frames around, or in the attributes of a `self` there."""
     for one in frames_from(frame):
-        if one.f_code.co_filename == torch.__file__:
+        if (
+            one.f_globals.get("__name__", "").partition(".")[0] == "torch"
+            and "grad_scaler" not in one.f_code.co_filename
+        ):
             continue
-        for value in list(one.f_locals.values()):
-            if isinstance(value, GradScaler):
-                return value
-        owner = one.f_locals.get("self")
-        for value in list(getattr(owner, "__dict__", {}).values()):
-            if isinstance(value, GradScaler):
+        values = all_variables(one)
+        owner = getattr(values.get("self"), "__dict__", {})
+        for value in (*values.values(), *list(owner.values())):
+            if issubclass(type(value), GradScaler):  # isinstance would run code of the objects
                 return value
     return None

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from tenterhook._frames import first_argument
 from tenterhook.record._backward import frames_from
 
 
@@ -63,7 +64,7 @@ def called_compiled(frame: FrameType | None) -> nn.Module | None:
     """The outermost module whose call runs around a frame, and which is compiled."""
     found = None
     for one in frames_from(frame):
-        owner = one.f_locals.get("self")
-        if isinstance(owner, nn.Module) and is_compiled(owner):
+        owner = first_argument(one)
+        if issubclass(type(owner), nn.Module) and is_compiled(owner):
             found = owner
     return found

@@ -21,6 +21,7 @@ from tenterhook.stats._plain import plain
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _TOGETHER = 128  # tensors per launch
 _SHARE = 1 / 50  # of a GPU's memory may wait
+_MOST = 20_000  # rows of one micro-batch
 _CACHED = 1 << 25  # bytes that may on a CPU, whose cache may still have them when they are measured
 _USUAL = (Tensor, nn.Parameter)
 _READY = (torch.float32, torch.bfloat16, torch.float16)
@@ -102,7 +103,7 @@ class Gather:
         self._waiting: list[tuple[list[int], Tensor, int]] = []
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
-        self._bytes = 0
+        self._bytes = self._rows = 0
 
     def add(self, places: list[int], tensor: Tensor) -> None:
         """Measure a tensor; to `places` more can be added until it is settled."""
@@ -130,7 +131,12 @@ class Gather:
                 self._launched.setdefault(tensors[0].device, []).append((places, *plan.measure()))
 
     def _wait_for(self, places: list[int], tensor: Tensor) -> None:
+        if self._rows >= _MOST:  # calls and calls, and never a step
+            self.skipped += 1
+            return
+        self._rows += 1
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
+        usual = usual and tensor.layout is torch.strided and not tensor.is_nested
         if not (usual and tensor.is_contiguous()) or is_wrapped(tensor):
             values = plain(tensor)
             if values is None or not (values.is_cuda or values.is_cpu):
@@ -142,7 +148,7 @@ class Gather:
             return
         if not self._waiting and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a CUDA graph: nothing is computed yet
-        self._waiting.append((places, tensor, -1 if tensor.is_inference() else tensor._version))
+        self._waiting.append((places, tensor.detach(), -1 if tensor.is_inference() else tensor._version))
         self._bytes += tensor.nbytes
 
     def measure(self) -> None:

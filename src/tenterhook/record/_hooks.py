@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tenterhook._handles import Hook
-from tenterhook._replay import saves_hooked
-from tenterhook._tree import leaves
+from tenterhook._replay import saves_hooked, unrecorded
+from tenterhook._tree import children
+from tenterhook.record._gather import is_wrapped
 
 graph_task = torch._C._current_graph_task_id
 is_compiling = torch.compiler.is_compiling
+dispatch_modes = torch._C._len_torch_dispatch_stack
+function_modes = torch._C._len_torch_function_stack
+_DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
 clock = time.perf_counter
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
@@ -39,7 +43,11 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             return None
         start = clock()
         try:
-            return method(self, *args)
+            with recorder.lock:
+                if not dispatch_modes() and not function_modes():
+                    return method(self, *args)
+                with unrecorded(), torch._C.DisableTorchFunction():  # the user's modes are not for us
+                    return method(self, *args)
         except Exception as error:
             recorder.fail(error)
             return None
@@ -60,6 +68,21 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors in a structure; it may be large, and refer to itself."""
+    found: list[tuple[tuple[Any, ...], Tensor]] = []
+    seen: set[int] = set()
+    waiting = [(path, value)]
+    while waiting and len(found) < _MOST:
+        at, one = waiting.pop()
+        if isinstance(one, Tensor):
+            found.append((at, one))
+        elif len(at) < _DEEPEST and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [((*at, key), child) for key, child in reversed(children(one)[:_MOST])]
+    return found
 
 
 class Value:
@@ -92,9 +115,10 @@ class GradientHook:
     def __call__(self, grad: Tensor | None) -> None:
         recorder = self.recorder
         micro = recorder.micro
-        if graph_task() not in micro.tasks:
+        task = graph_task()
+        if task not in micro.tasks and task not in micro.asking:
             recorder.saw_backward()
-        if grad is None or self.step != recorder.steps or not recorder.sampling:
+        if grad is None or task in micro.asking or self.step != recorder.steps or not recorder.sampling:
             return
         # A sum hands one gradient on to all its terms: it is measured once.
         values = micro.values
@@ -134,12 +158,14 @@ class OutputHook(Hook):
         if isinstance(output, Tensor):
             self._see((), output)
         else:
-            for path, tensor in leaves(output):
+            for path, tensor in tensors_in(output):
                 self._see(path, tensor)
         if self._is_norm and with_graph:
             recorder.micro.modes[self.model.name, self.site] = module.training
 
     def _see(self, path: Any, tensor: Tensor) -> None:
+        if is_wrapped(tensor):  # inside vmap or grad of torch.func, where there are no values to read
+            return
         recorder = self.recorder
         micro = recorder.micro
         place = self._places.get((path, "output")) or self._place(path, "output", tensor.dtype)
@@ -171,18 +197,22 @@ class OutputHook(Hook):
 
     def _watch_units(self, tensor: Tensor) -> None:
         """Which units of a ReLU never fire over some calls; which share of a sigmoid's values is at its ends."""
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return
         scalars, place = self.recorder.micro.scalars, self._place((), "output", tensor.dtype)
         if self._limits is not None:
             centre, far = self._limits
             scalars.add(("saturated", place), ((tensor.detach() - centre).abs() > far).double().mean())
             return
-        if tensor.dim() < 2 or not tensor.numel():
+        if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
         tensor = tensor.detach()
         if tensor.dim() > 3:  # channels are units; in two steps, the first along neighbours, which is far faster
             tensor = tensor.flatten(2).amax(2)
         alive = tensor.flatten(0, -2).amax(0) > 0
-        self._alive = alive if self._alive is None or self._alive.shape != alive.shape else self._alive | alive
+        before = self._alive
+        known = before is not None and before.shape == alive.shape and before.device == alive.device
+        self._alive = before | alive if known and before is not None else alive
         self._calls += 1
         if self._calls % _WINDOW == 0:
             scalars.add(("dead", place), 1 - self._alive.double().mean())
@@ -238,7 +268,7 @@ class RootHook(Hook):
             return
         given: tuple[tuple[Any, Any], ...] = (*enumerate(args), *(kwargs or {}).items())
         for key, value in given:
-            for path, tensor in leaves(value, (key,)):
+            for path, tensor in tensors_in(value, (key,)):
                 site = self.site + ":in" + "".join(f"[{part}]" for part in path)
                 place = recorder.places.number(self.model.name, site, "input", self.kind, tensor.dtype)
                 recorder.micro.gather.add([place], tensor)

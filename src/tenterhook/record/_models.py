@@ -4,16 +4,30 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from tenterhook._errors import AddressError
+from tenterhook._frames import all_variables
 from tenterhook._sites import resolve, shape_of, tensors_of, unwrap, walk
 from tenterhook.record._backward import frames_from
 
 _OURS = __name__.partition(".")[0]
 _MOST_FRAMES = 40
+
+
+class Held(NamedTuple):
+    """Where a parameter is. No reference to the tensor itself, not even a weak one: torch cannot swap it then."""
+
+    site: str
+    kind: str  # the class of the module that holds it
+    holder: Any
+
+    def tensor(self) -> Tensor | None:
+        """The parameter, if it is still there."""
+        holder = self.holder()
+        return None if holder is None else holder._parameters.get(self.site.rpartition(".")[2])
 
 
 class Model:
@@ -24,7 +38,7 @@ class Model:
         self.module = weakref.ref(module)
         self.kind = type(unwrap(module)).__name__
         self.modules: list[tuple[str, Any]] = []  # address and weak reference, each module once
-        self.parameters: dict[int, tuple[str, str, Any]] = {}  # by id: address, class of the holder, weak reference
+        self.parameters: dict[int, Held] = {}  # by id
         self.compiled = False
         self.hooks: dict[str, Any] = {}  # by address, kept for the next sampled step
         self._selectors = selectors
@@ -44,10 +58,10 @@ class Model:
                 seen.add(id(one))
                 if wanted is None or name in wanted:
                     self.modules.append((name, weakref.ref(one)))
-        kept: dict[int, tuple[str, str, Any]] = {}
+        kept: dict[int, Held] = {}
         for name, (holder, tensor) in tensors_of(module, "parameter"):
             if id(tensor) not in kept and (wanted is None or name in wanted or name.rpartition(".")[0] in wanted):
-                kept[id(tensor)] = (name, type(holder).__name__, weakref.ref(tensor))
+                kept[id(tensor)] = Held(name, type(holder).__name__, weakref.ref(holder))
         self.parameters = kept
 
     def _wanted(self, module: nn.Module) -> set[str] | None:
@@ -63,10 +77,10 @@ class Model:
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         """Address and tensor of those that are still there."""
-        for name, _, reference in self.parameters.values():
-            tensor = reference()
+        for held in self.parameters.values():
+            tensor = held.tensor()
             if tensor is not None:
-                yield name, tensor
+                yield held.site, tensor
 
     def describe(self) -> dict[str, Any]:
         """As the run has it on disk: the tree of modules, with their classes and where those are written."""
@@ -134,8 +148,8 @@ class Models:
         """The model's name, the address and the holder's class of a parameter."""
         for model in self.all:
             known = model.parameters.get(id(tensor))
-            if known is not None and known[2]() is tensor:
-                return model.name, known[0], known[1]
+            if known is not None and known.tensor() is tensor:
+                return model.name, known.site, known.kind
         return None
 
     def _remember(self, module: nn.Module) -> None:
@@ -157,8 +171,8 @@ def _largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tu
             break
         if one.f_globals.get("__name__", "").partition(".")[0] in ("torch", _OURS):
             continue
-        for name, value in list(one.f_locals.items()):
-            if isinstance(value, nn.Module) and (held := size_of(value)) > size:
+        for name, value in all_variables(one).items():
+            if issubclass(type(value), nn.Module) and (held := size_of(value)) > size:
                 size, best = held, (_readable(name, value), value)
     return best
 
@@ -170,7 +184,7 @@ def _held(whole: nn.Module, part: nn.Module) -> int:
 
 
 def _readable(name: str, module: nn.Module) -> str:
-    return type(unwrap(module)).__name__ if name in ("self", "_", "module", "m", "mod") else name
+    return type(unwrap(module)).__name__ if name in ("self", "_", "module", "mod") else name
 
 
 def _source(cls: type) -> str:

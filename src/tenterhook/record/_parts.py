@@ -29,7 +29,8 @@ class Micro:
         self.gather = Gather(at_once)
         self.scalars = Scalars()
         self.values: dict[int, Any] = {}
-        self.tasks: set[int] = set()
+        self.tasks: set[int] = set()  # its backward passes
+        self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
         self.has_scale = False
         self.called = False  # whether a model was
@@ -54,6 +55,7 @@ class Part:
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
         self.rates: tuple[float, ...] = ()
+        self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
@@ -89,6 +91,7 @@ class Pending:
         bins: list[NDArray[np.int32]] = []
         for part in self.parts:
             step.rates += part.rates
+            step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._handles import Hook
-from tenterhook.record._backward import classes_of, find_scaler, loss_of, outermost_backward
+from tenterhook.record._backward import classes_of, find_scaler, loss_of, only_asks, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded, uninterrupted
 from tenterhook.record._models import Model, Models
@@ -52,6 +54,7 @@ class Recorder:
         selectors: tuple[str, ...] = (),
     ) -> None:
         self.recorder = self  # for `guarded`
+        self.lock = threading.RLock()
         self.places = Places()
         self.models = Models(selectors)
         self.schedule = schedule
@@ -74,8 +77,7 @@ class Recorder:
         self._usual: set[int] = set()  # those of the one before
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._ready: set[int] = set()  # those that are stepping
-        self._sentinels: list[RemovableHandle] = []
-        self._watched_parameters: set[int] = set()
+        self._sentinels: dict[int, RemovableHandle] = {}  # by the id of a parameter
         self._globals: list[Any] = []
         self._discovery: RemovableHandle | None = None
         self._placed: list[tuple[dict[int, Any], int]] = []
@@ -89,6 +91,7 @@ class Recorder:
         self._has_optimizer: bool | None = None
         self._only: Optimizer | None = None
         self._others: list[Any] = []
+        self._serial = 0
         self._start = self._mark = self._drained = time.perf_counter()
         self.part = Part(self._at_once, True)
         self.micro = self.part.micros[-1]  # the micro-batch that runs
@@ -122,7 +125,8 @@ class Recorder:
         """Hand on what is left, and take away every hook."""
         self.on = False
         with contextlib.ExitStack() as stack:
-            for handle in (*self._globals, *self._roots, *self._outer, *self._sentinels):
+            sentinels = self._sentinels.values()
+            for handle in (*self._globals, *self._roots, *self._outer, *sentinels, *self.part.handles):
                 stack.callback(handle.remove)
             stack.callback(self._unhook)
         _forked.discard(self)
@@ -147,7 +151,7 @@ class Recorder:
             self.failed = f"{type(error).__name__}: {error}"
             self.on = False
             with contextlib.suppress(Exception):
-                self.remove()
+                self._unhook()  # those of the optimizers stay for now: torch may be going through them
             with contextlib.suppress(Exception):  # stderr can be closed or full, too
                 self._complain(self.failed)
 
@@ -181,13 +185,14 @@ class Recorder:
     def saw_backward(self) -> None:
         """A gradient has come: the first of its backward pass tells of the loss."""
         task = graph_task()
-        if task in self.micro.tasks:
-            return
-        self.micro.tasks.add(task)
-        if self._ready:  # a closure that is called again within the step: the loss is that of the first call
+        if task in self.micro.tasks or task in self.micro.asking:
             return
         frame = outermost_backward()
-        if frame is None:
+        if frame is not None and only_asks(frame):
+            self.micro.asking.add(task)
+            return
+        self.micro.tasks.add(task)
+        if frame is None or self._ready:  # a closure that is called again within the step: the first one's loss counts
             return
         loss = loss_of(frame)
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
@@ -242,8 +247,8 @@ class Recorder:
 
     @guarded
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Any module, while a step is sampled: is it of a model that is not known yet?"""
-        if self.models.knows(module):
+        """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
+        if self.models.knows(module) or isinstance(module, _Loss):
             return
         model = self.models.discover(module, sys._getframe(2))
         if is_compiled(module):
@@ -285,8 +290,9 @@ class Recorder:
     def _gradients_ready(self, optimizer: Optimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = self._know_optimizer(optimizer)
+        self.part.optimizers = frozenset((weights.serial,))
         self._note_scale(optimizer)
-        self.part.rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+        self.part.rates = tuple(rate_of(group) for group in optimizer.param_groups if "lr" in group)
         self._ready.add(id(optimizer))
         if not self.part.sampled:
             return
@@ -302,9 +308,7 @@ class Recorder:
             self._others = [weakref.ref(optimizer) for optimizer in _optimizers()]
         optimizers = [found for reference in (*references, *self._others) if (found := reference()) is not None]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        return {
-            id(p): rate for group in groups for rate in (float(group.get("lr", math.nan)),) for p in group["params"]
-        }
+        return {id(p): rate for group in groups for rate in (rate_of(group),) for p in group["params"]}
 
     def _add_part(self) -> None:
         if self._current is None:
@@ -338,7 +342,8 @@ class Recorder:
         sampled = self.schedule.wants(self.steps) if not self._stepped else self.sampling
         self.part = Part(self._at_once, sampled)
         self.micro = self.part.micros[-1]
-        self._last_loss = None
+        if graph_task() == -1:  # an optimizer may step inside the backward pass, which has the one loss
+            self._last_loss = None
         if sampled != self.sampling:
             self.sampling = sampled
             self._hook() if sampled else self._unhook()
@@ -368,9 +373,15 @@ class Recorder:
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if self._everything and not self._discovers and first is not None and self.models.parameter(first) is None:
             self.models.find_holder(first, sys._getframe(2))
+        for key in [key for key, (reference, _) in self._optimizers.items() if _is_over(reference(), first)]:
+            del self._optimizers[key]
+            self._usual.discard(key)
+            self._stepped.discard(key)
         weights = Weights(
             self.models, self.places, self.what, not self._selects and (self._everything or not self.models.all)
         )
+        weights.serial = self._serial = self._serial + 1
+        self.schedule.found(self.steps)  # what is new is looked at closely
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), weights)
         self._usual.add(id(optimizer))
         self.without_gradients = False
@@ -380,9 +391,10 @@ class Recorder:
     def _watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
         """See every backward pass, also of steps that are not sampled, by one of these parameters."""
         for parameter in list(parameters)[-1:]:  # the last layer's, whose gradient is there first
-            if id(parameter) not in self._watched_parameters and parameter.is_leaf and parameter.requires_grad:
-                self._watched_parameters.add(id(parameter))
-                self._sentinels.append(parameter.register_post_accumulate_grad_hook(_Sentinel(self)))
+            known = self._sentinels.get(id(parameter))
+            alive = known is not None and known.hooks_dict_ref() is not None
+            if not alive and parameter.is_leaf and parameter.requires_grad:
+                self._sentinels[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self))
 
     def _some_optimizer(self) -> bool:
         """Whether there is an optimizer that has not stepped yet."""
@@ -483,6 +495,18 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:
+    """Whether an optimizer is gone, or another one has taken its parameters."""
+    return optimizer is None or any(p is first for group in optimizer.param_groups for p in group["params"])
+
+
+def rate_of(group: dict[str, Any]) -> float:
+    """The learning rate of a group; some optimizers find their own."""
+    rate = group.get("lr")
+    rate = rate.detach() if isinstance(rate, Tensor) else rate
+    return math.nan if rate is None else float(rate)
 
 
 def _optimizers() -> Iterator[Optimizer]:

@@ -1,5 +1,7 @@
 """Which steps are sampled: all of the first, then every N-th, all again after a finding; fewer under a budget."""
 
+_RARELY = 5  # times as seldom as asked for, a step is sampled whatever it costs
+
 
 class Schedule:
     """Say which steps to sample. With a budget, one is passed over while the cost so far is above that share.
@@ -12,7 +14,7 @@ class Schedule:
         self.dense = dense
         self.budget = budget
         self.passed_over = 0
-        self._dense_until = dense
+        self._dense_until = self._sampled = dense
         self._spent = self._time = 0.0
         self._last_cost = self._last_step = 0.0
 
@@ -23,9 +25,11 @@ class Schedule:
         if step % self.every:
             return False
         soon = self._time + self.every * self._last_step  # by the next sample
-        if self.budget is not None and self._spent + self._last_cost > self.budget * soon:
+        over = self.budget is not None and self._spent + self._last_cost > self.budget * soon
+        if over and step - self._sampled < _RARELY * self.every:
             self.passed_over += 1
             return False
+        self._sampled = step
         return True
 
     def paid(self, step: int, seconds: float, spent: float, sampled: bool) -> None:

@@ -150,6 +150,7 @@ class Step:
     seconds: float = 0.0
     time: float = 0.0
     spent: float = 0.0
+    optimizers: frozenset[int] = frozenset()  # those that stepped, by when they were first seen
     backwards: int = 0
     skipped: int = 0  # optimizer steps that a GradScaler left out
     scale: float | None = None

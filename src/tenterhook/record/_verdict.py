@@ -67,10 +67,11 @@ class Verdict:
         for row in self.findings:
             yield [*_finding(row, width, paint), ("", 0)]
         if not self.findings:
-            yield _wrapped("✔", "nothing found" if self.clean else "nothing was checked", width, paint, "clean")
+            said = "nothing found" if self.clean else "nothing to check: no model was trained"
+            yield _wrapped("✔" if self.clean else "○", said, width, paint, "clean" if self.clean else "dim")
         if self.clean:
             yield _wrapped("✔", f"{len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
-        if self.unchecked:
+        if self.unchecked and (self.clean or self.findings):
             yield _wrapped("○", f"{len(self.unchecked)} not checked:", width, paint, "dim")
             for name, why in self.unchecked:
                 yield _wrapped(" ", f"{name}: {why}", width, paint, "dim")
@@ -136,11 +137,9 @@ def _title(run: Run, info: dict[str, Any]) -> str:
     if "ended" not in info:  # what the tables hold, which are written more often
         column = run.steps(0)["sampled"].to_pylist()
         steps, sampled = len(column), sum(column)
-    parts = [what, f"{steps:,} steps, {sampled:,} sampled"]
+    parts = [what, f"{steps:,} {'step' if steps == 1 else 'steps'}, {sampled:,} sampled"]
     if len(run.ranks) > 1:
         parts.append(f"{len(run.ranks)} ranks")
-    if (share := info.get("overhead")) is not None:
-        parts.append(f"overhead {share:.1%}")
     return " · ".join(parts)
 
 
@@ -152,9 +151,17 @@ def _many(number: int) -> str:
 
 
 def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
-    if (later := info.get("overhead_later")) is not None:
-        dense = run.info.get("schedule", {}).get("dense", 0)
-        yield f"watching took {later:.1%} of the time after the first {dense} steps, of which each was sampled"
+    schedule = run.info.get("schedule", {})
+    dense, budget = schedule.get("dense", 0), schedule.get("budget") or 0
+    if (share := info.get("overhead")) is not None:
+        later = info.get("overhead_later")
+        usual = "" if later is None else f"; {later:.1%} of the time after the first {dense} steps"
+        yield f"overhead: watching took {share:.1%} more time{usual}"
+    if left_out := info.get("passed_over"):
+        what = f"{left_out:,} samples were left out to stay near the budget of {budget:.0%}"
+        yield f"{what}, so that what came and went in between was not seen; --every N samples whatever it costs"
+    if schedule.get("sites") and not len(run.table("stats", 0)):
+        yield f"nothing in the models answers to --sites {','.join(schedule['sites'])}"
     if info.get("failed"):
         yield f"recording stopped early: {info['failed']}"
     if "ended" not in info:

@@ -121,14 +121,15 @@ class watch:
         every: int = 10,
         *,
         sites: str | Sequence[str] = (),
-        what: Sequence[str] = KINDS,
+        what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
     ) -> None:
         check_model(model, "watch")
         self._model = model
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
-        self._options = Options(every, what=tuple(what), sites=(sites,) if isinstance(sites, str) else tuple(sites))
+        what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
+        self._options = Options(every, what=what, sites=sites)
         self._to = Path(to)
         self._recording: Recording | None = None
 
@@ -147,7 +148,7 @@ class watch:
         assert recording is not None
         recording.close("finished" if kind is None else kind.__name__)
         if kind is None and recording.log.steps == 0 and recording.recorder.failed is None:
-            what = "neither a step of an optimizer with its parameters nor a call of the model was seen"
+            what = "there was no step of an optimizer with its parameters, and no backward pass through it"
             warnings.warn(f"watch recorded nothing: {what}", TenterhookWarning, stacklevel=2)
 
     @property

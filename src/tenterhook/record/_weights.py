@@ -19,10 +19,13 @@ _OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then a
 class Weights:
     """What is known of one optimizer's parameters: whose they are, and their places."""
 
+    serial = 0
+
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
         self._models, self._places, self._what = models, places, what
         self._all = everything  # whether those that belong to no known model count too
         self._known: tuple[int, ...] = ()
+        self._mine: list[int] = []  # which of the optimizer's parameters
         self._tensors: list[Tensor] = []
         self._numbers: dict[str, list[list[int]]] = {}
         self._old: list[Tensor] = []
@@ -33,21 +36,27 @@ class Weights:
 
     def look(self, optimizer: Optimizer) -> None:
         """Find out whose the parameters are, again where something was added since."""
-        groups = optimizer.param_groups
-        state = (len(self._models.all), sum(len(m.parameters) for m in self._models.all), *map(_size, groups))
-        if state == self._known:
-            return
-        self._known = state
-        self._tensors, self._numbers = [], {"parameter": [], "parameter_grad": [], "update": []}
-        for g, group in enumerate(groups):
-            for i, parameter in enumerate(group["params"]):
-                known = self._models.parameter(parameter)
-                if known is None and not self._all:
-                    continue  # watch() was given the model; this is of another one, or was not asked for
-                model, site, kind = known or ("optimizer", f"group{g}[{i}]", "Parameter")
-                self._tensors.append(parameter)
-                for what, numbers in self._numbers.items():
-                    numbers.append([self._places.number(model, site, what, kind, parameter.dtype)])
+        parameters = [
+            (g, i, p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
+        ]
+        state = (len(self._models.all), *[id(p) for _, _, p in parameters])
+        if state != self._known:
+            self._known = state
+            if any(self._models.parameter(p) is None for _, _, p in parameters):
+                for model in self._models.all:
+                    model.look()  # a layer may have been exchanged
+            self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
+            self._mine = [k for k, one in enumerate(parameters) if self._name(*one)]
+        self._tensors = [parameters[k][2] for k in self._mine]  # until the step is over; they are not ours to keep
+
+    def _name(self, group: int, i: int, parameter: Tensor) -> bool:
+        known = self._models.parameter(parameter)
+        if known is None and not self._all:
+            return False  # watch() was given the model; this is of another one, or was not asked for
+        model, site, kind = known or ("optimizer", f"group{group}[{i}]", "Parameter")
+        for what, numbers in self._numbers.items():
+            numbers.append([self._places.number(model, site, what, kind, parameter.dtype)])
+        return True
 
     def before(self, gather: Gather) -> None:
         """Measure the parameters and their gradients, and keep copies for the updates."""
@@ -77,7 +86,7 @@ class Weights:
             with torch.no_grad():
                 updates = torch._foreach_sub([self._tensors[i] for i in self._moved], self._old)
             gather.add_all([self._numbers["update"][i] for i in self._moved], list(updates))
-            self._old = []
+        self._old, self._tensors = [], []
 
     def facts(self, rates: dict[int, float]) -> list[Parameter]:
         """What rules want to know beside the numbers, of every parameter of the models that it trains."""
@@ -109,10 +118,6 @@ class Weights:
             tensor = self._tensors[i]
             need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
         return all(size < _free(device) / 4 for device, size in need.items())
-
-
-def _size(group: dict[str, Any]) -> int:
-    return len(group["params"])
 
 
 def _free(device: torch.device) -> float:

@@ -8,6 +8,13 @@ _AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16)
 
 def plain(tensor: Tensor) -> Tensor | None:
     """The values of a tensor, in any order; None where they cannot be had (sparse, quantised, meta, vmap)."""
+    with torch._C.DisableTorchFunctionSubclass():  # what a subclass does to operations is not for us
+        return _plain(tensor)
+
+
+def _plain(tensor: Tensor) -> Tensor | None:
+    if tensor.layout is not torch.strided and not tensor.is_nested:
+        return None
     tensor = tensor.detach()
     local = getattr(tensor, "_local_tensor", None)  # of a DTensor: what this rank holds
     if local is not None:

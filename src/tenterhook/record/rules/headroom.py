@@ -69,7 +69,7 @@ class Headroom(Checked):
                 f"{share[i]:.0%} of the values that are not zero are too small for {place.dtype} to hold their digits"
             )
             then = "use bfloat16, or a GradScaler with a larger scale"
-            yield Finding(self.name, "warn", step.number, text, place, "they lose digits, or become zero", then)
+            yield Finding(self.name, "note", step.number, text, place, "they lose digits, or become zero", then)
 
 
 def _are_gradients(rows: Rows) -> NDArray[np.bool_]:

@@ -36,7 +36,7 @@ class LossNan(Checked):
 
     def _then(self, step: Step) -> str:
         if not step.sampled:
-            return "run again with every=1 to see where it comes from"
+            return "run again with --every 1 (every=1 for watch) to see where it comes from"
         outputs = step.of("output")
         if outputs.infinite.any():
             return "see where the first value that is not finite came up"

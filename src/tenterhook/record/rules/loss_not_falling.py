@@ -22,6 +22,7 @@ class LossNotFalling(Checked):
     needs = f"fewer than {_LOOK_AT} steps with a loss"
 
     def __init__(self) -> None:
+        self._optimizers: frozenset[int] = frozenset()
         self._losses: list[float] = []
         self._rates: list[float] = []
         self._look_at = _LOOK_AT
@@ -38,9 +39,13 @@ class LossNotFalling(Checked):
         if step.loss is None or not math.isfinite(step.loss) or self.has_looked or self._several:
             return
         self._classes = self._classes or step.classes
-        if _has_several_optimizers(step):
+        if len(step.optimizers) > 1 and len(step.losses) > 1:  # as in a GAN
             self._several = "several optimizers, each with a loss of its own, whose sum need not fall"
             return
+        if not step.optimizers <= self._optimizers:  # another training begins
+            self._optimizers |= step.optimizers
+            self._losses.clear()
+            self._rates.clear()
         self._losses.append(step.loss)
         self._rates.append(max(step.rates, default=0.0))
         if len(self._losses) < self._look_at:
@@ -65,11 +70,3 @@ class LossNotFalling(Checked):
         else:
             then += "; a model that was trained before may just have little to gain"
             yield Finding(self.name, "note", step.number, text, None, why, then)
-
-
-def _has_several_optimizers(step: Step) -> bool:
-    """As in a GAN: each optimizer's part of a step lists the parameters of the models that it has."""
-    if step.backwards < 2 or len(step.rates) < 2 or not step.parameters:
-        return False
-    names = [(one.model, one.site) for one in step.parameters]
-    return len(set(names)) < len(names) or len({model for model, _ in names}) > 1

@@ -28,12 +28,18 @@ class LossSpike(Checked):
         self._sum = 0.0
         self._first: list[float] = []
         self._quiet_until = 0
+        self._optimizers: frozenset[int] = frozenset()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """The step at which it starts."""
         loss = step.loss
         if loss is None or not math.isfinite(loss):
             return
+        if not step.optimizers <= self._optimizers:  # another training begins
+            self._optimizers |= step.optimizers
+            self._past.clear()
+            self._first.clear()
+            self._sum = 0.0
         if len(self._past) >= _WARM:
             self.has_looked = True
             mean = self._sum / len(self._past)

@@ -8,10 +8,11 @@ from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Parameter, Step
 
 _SAMPLES = 12
+_MANY = 10  # backward passes without a step
 _OUTSIDE, _UNUSED, _RATE = "not in any optimizer", "never got a gradient", "its learning rate is 0"
 _THEN = {
     _OUTSIDE: "pass it to the optimizer, or freeze it with requires_grad_(False)",
-    _UNUSED: "the loss does not use it: remove it; if it is a spare head or a copy, freeze it",
+    _UNUSED: "look for a detach() or no_grad() behind it, or a zero_grad() too early; freeze it if it is not needed",
     _RATE: "give its group a learning rate, or freeze it with requires_grad_(False)",
 }
 
@@ -50,6 +51,11 @@ class NeverTrained(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """One finding for each reason, with the first of the parameters it holds for."""
+        if step.backwards >= _MANY and not step.optimizers:
+            text = f"{step.backwards:,} backward passes, and no step of an optimizer"
+            then = "call optimizer.step() after backward()"
+            self.has_looked = True
+            yield Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
         if not step.parameters or len(step.parameters) == self._known:
             return
         present: dict[tuple[str, str], Parameter] = {}
@@ -72,8 +78,10 @@ class NeverTrained(Checked):
         if len(ripe) == len(present):
             self._known = len(step.parameters)
         for reason, found in reasons.items():
+            size = sum(one.size for one in present.values() if one.trainable)
             whole = reason == _RATE and not any(self._lives[key].moving for key in present)
-            yield self._finding(step, reason, found, "warn" if reason == _OUTSIDE or whole else "note")
+            half = reason == _UNUSED and 2 * sum(one.size for one in found) > size
+            yield self._finding(step, reason, found, "warn" if reason == _OUTSIDE or whole or half else "note")
 
     def _finding(self, step: Step, reason: str, found: list[Parameter], severity: str) -> Finding:
         first = found[0]

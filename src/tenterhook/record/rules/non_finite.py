@@ -12,7 +12,7 @@ _ORDER = ("input", "parameter", "output", "output_grad", "parameter_grad", "upda
 _SCALED = ("output_grad", "parameter_grad", "update")
 _THEN = {
     "input": "look at the data: this batch has them before the model sees it",
-    "parameter": "an update put them there, or whoever made them; a run with every=1 shows which step it was",
+    "parameter": "an update put them there, or whoever made them; a run with --every 1 shows which step it was",
     "output": "its inputs were finite: look for a division, a log, a square root or an overflow in its forward",
     "output_grad": "the forward was finite: look there for a square root, a norm or a log at 0, or an overflow",
     "parameter_grad": "what flows into it was finite: the sum over the batch overflowed",

@@ -17,26 +17,25 @@ class SameBatches(Checked):
     )
 
     def __init__(self) -> None:
-        self._last: Floats = np.zeros(0)
-        self._layout = b""
-        self._number = -2
-        self._row = 0
+        self._seen: dict[str, tuple[int, bytes, Floats, int]] = {}  # by model; the last: how often alike
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Once, at the sixth."""
-        rows = step.of("input")
-        if not len(rows) or self._row > 4:
-            return
-        if step.number == self._number + 1 and not _says_nothing(rows):
-            self.has_looked = True
-            same = rows.layout == self._layout and np.array_equal(rows.numbers, self._last)
-            self._row = self._row + 1 if same else 0
-            if self._row == 5:
-                text = "six steps in a row got the same inputs"
-                why = "the model learns these by heart and nothing else"
-                then = "check the loader and its sampler; if you train on the whole set at once, all is well"
-                yield Finding(self.name, "note", step.number, text, rows.places[0], why, then)
-        self._last, self._layout, self._number = rows.numbers, rows.layout, step.number
+        """Each model once, at the sixth."""
+        given = step.of("input")
+        for model in dict.fromkeys(place.model for place in given.places):
+            rows = given.where(np.array([place.model == model for place in given.places]))
+            number, layout, numbers, often = self._seen.get(model, (-2, b"", np.zeros(0), 0))
+            if often > 4:
+                continue
+            if step.number == number + 1 and not _says_nothing(rows):
+                self.has_looked = True
+                often = often + 1 if rows.layout == layout and np.array_equal(rows.numbers, numbers) else 0
+                if often == 5:
+                    text = "six steps in a row got the same inputs"
+                    why = "the model learns these by heart and nothing else"
+                    then = "check the loader and its sampler; if you train on the whole set at once, all is well"
+                    yield Finding(self.name, "note", step.number, text, rows.places[0], why, then)
+            self._seen[model] = (step.number, rows.layout, rows.numbers, often)
 
 
 def _says_nothing(rows: Rows) -> bool:
