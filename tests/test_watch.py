@@ -238,6 +238,28 @@ def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(
         assert row["nan"] == row["pos_inf"] == row["neg_inf"] == 0
 
 
+def test_what_was_not_measured_is_counted_and_said(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.linear = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 3)
+
+        def forward(self, ids):
+            h = self.embed(ids)
+            h += 1
+            return self.linear(h.mean(1))
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(3):
+            model(torch.randint(0, 10, (4, 5))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.open().rank_info()["unmeasured"] == 3 + 1  # each sparse gradient; the output that was written into, once
+    assert "4 values were not measured" in run.verdict()
+
+
 def test_only_what_was_asked_for(tmp_path):
     model = net()
     with watch(model, to=tmp_path / "run", every=1, sites=["0", "4.weight"], what=["output", "update"]) as run:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tenterhook._say import say
 from tenterhook.cli._options import add_options, settled, takes_value
 from tenterhook.cli._program import Program, find_program, wait_for_threads
-from tenterhook.cli._say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from tenterhook._errors import TenterhookError
-from tenterhook.cli._say import say
+from tenterhook._say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

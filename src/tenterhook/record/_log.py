@@ -37,7 +37,7 @@ class Log:
         self._named: tuple[int, dict[str, Any]] = (-1, {})
         self.writer = RankWriter(folder / f"rank-{rank}")
         self.rank = rank
-        self.steps = self.sampled = 0
+        self.steps = self.sampled = self.unmeasured = 0
         self.dense: int = info.get("schedule", {}).get("dense", 0)
         self._all, self._later = _Cost(), _Cost()
         self._waiting: list[Step] = []
@@ -90,7 +90,13 @@ class Log:
     def describe(self, **facts: Any) -> None:
         """What is known of the rank so far: models, how it ended, the states of the rules."""
         states = [asdict(state) for state in self.judge.states()]
-        numbers = {"steps": self.steps, "sampled": self.sampled, **self.overhead(), "rules": states}
+        numbers = {
+            "steps": self.steps,
+            "sampled": self.sampled,
+            "unmeasured": self.unmeasured,
+            **self.overhead(),
+            "rules": states,
+        }
         write_json(self.writer.folder / "rank.json", {"rank": self.rank, "pid": os.getpid(), **numbers, **facts})
 
     def overhead(self) -> dict[str, float | None]:
@@ -100,6 +106,7 @@ class Log:
     def _count(self, step: Step) -> None:
         self.steps += 1
         self.sampled += step.sampled
+        self.unmeasured += step.unmeasured
         if step.number:  # the first one has imports and allocations in it
             self._all.add(step)
             if step.number >= self.dense:

@@ -98,6 +98,7 @@ class Pending:
             losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
+                step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found, fell = self._scalars(step, facts[i]), _fell(facts, i)
                 step.backwards += len(found)
                 losses = [] if fell else [*losses, *found]  # those before belong to the step that was left out

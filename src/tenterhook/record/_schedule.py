@@ -43,7 +43,3 @@ class Schedule:
     def found(self, step: int) -> None:
         """After a finding the next steps are all of interest."""
         self._dense_until = max(self._dense_until, step + self.dense // 2)
-
-    def describe(self) -> dict[str, object]:
-        """As run.json has it."""
-        return {"every": self.every, "dense": self.dense, "budget": self.budget, "passed_over": self.passed_over}

@@ -152,6 +152,7 @@ class Step:
     spent: float = 0.0
     optimizers: frozenset[int] = frozenset()  # those that stepped, by when they were first seen
     backwards: int = 0
+    unmeasured: int = 0  # values of a kind that cannot be measured, or written into before they were
     skipped: int = 0  # optimizer steps that a GradScaler left out
     scale: float | None = None
     sampled: bool = False
@@ -174,11 +175,6 @@ class Step:
                 rows.setdefault(place.what, []).append(i)
             self._kinds = {kind: self.rows.where(np.array(which)) for kind, which in rows.items()}
         return self._kinds.get(what, NO_ROWS)
-
-    @functools.cached_property
-    def reached(self) -> dict[tuple[str, str], int]:
-        """By model and site of a module: its place in the order of the forward."""
-        return {(place.model, place.site): place.number for place in self.of("output").places}
 
     @functools.cached_property
     def order(self) -> dict[tuple[str, str], int]:

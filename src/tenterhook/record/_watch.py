@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tenterhook._errors import TenterhookWarning
+from tenterhook._say import say
 from tenterhook._sites import check_model
 from tenterhook.record._hooks import uninterrupted
 from tenterhook.record._judge import Judge
@@ -80,9 +81,7 @@ class Recording:
         self.log.describe(models=models, failed=self.recorder.failed, **facts)
 
     def _complain(self, what: str) -> None:
-        said = f"tenterhook: recording stopped ({what}); the program goes on unchanged"
-        if sys.stderr is not None:
-            print(said, file=sys.stderr, flush=True)  # noqa: T201  # there is nobody else to tell
+        say(f"tenterhook: recording stopped ({what}); the program goes on unchanged")
 
     def is_mine(self) -> bool:
         """False in a forked process, which has nothing to do with it."""

@@ -14,7 +14,8 @@ def say(text: str, stream: Any = None) -> None:
             stream.flush()
             _write(stream.fileno(), f"{text}\n".encode(stream.encoding, "backslashreplace"))
         elif stream is not None:
-            print(text, file=stream, flush=True)
+            stream.write(f"{text}\n")
+            stream.flush()
 
 
 def _write(file: int, rest: bytes) -> None:
