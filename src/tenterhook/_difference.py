@@ -33,12 +33,14 @@ class Difference:
     unknown = ""
     _put_off: Any = None
 
-    def __init__(self, change: Any, first: tuple[Tensor, int] | None = None) -> None:
+    def __init__(self, change: Any) -> None:
         self._change = change
         self._found: list[_Found] = []
-        if first is not None:  # a value before a change that can be made again, and its version
-            self.calls = 1
-            self._put_off = [(*first, None)]
+
+    def put_off(self, old: Tensor, version: int) -> None:
+        """The first call, of a change that can be made again: the value before, as it was at a version."""
+        self.calls = 1
+        self._put_off = [(old, version, None)]
 
     def note(self, old: Any, new: Any) -> None:
         """One call: the value before and after; None for after where it stayed as it was."""

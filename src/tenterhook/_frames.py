@@ -5,6 +5,7 @@ how often each name was assigned in this call of the module. It goes when the fr
 when a call has ended, be it by an exception.
 """
 
+import inspect
 import itertools
 import re
 import sys
@@ -111,7 +112,7 @@ class Frames:
         if where is NOWHERE:
             return
         mark = frame.f_trace
-        if mark is None:
+        if mark is None and sys.gettrace() is None:  # else a debugger may be about to put its own there
             mark = frame.f_trace = _Mark()
         if type(mark) is _Mark:
             mark.of[self._key] = where
@@ -256,6 +257,22 @@ def _let_go(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive; a debugger may look at it."""
     if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None:
         values.clear()
+
+
+def is_call_of(frame: Any, path: str | None, code: types.CodeType) -> bool:
+    """Whether what a frame calls, as it is written there, is Python code and nothing around it, such as a cache."""
+    if path is None:
+        return False
+    first, *attributes = path.split(".")
+    values = _locals(frame)
+    thing = values.get(first, frame.f_globals.get(first))
+    _let_go(frame, values)
+    for name in attributes:
+        children = thing._modules if isinstance(thing, nn.Module) else {}
+        thing = children[name] if name in children else inspect.getattr_static(thing, name, None)
+    if not isinstance(thing, types.FunctionType | types.MethodType | staticmethod | classmethod):
+        thing = inspect.getattr_static(type(thing), "__call__", None)
+    return getattr(getattr(thing, "__func__", thing), "__code__", None) is code
 
 
 def runs_module(frame: Any) -> bool:

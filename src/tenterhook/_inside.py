@@ -2,14 +2,15 @@
 
 A function mode sees each call of a torch function. The frame that made the call tells what takes the result
 (`_names`), and where that is (`_frames`). What an operation did not make right there is found in the frame's variables
-when the next one runs: what a helper returned, an argument, another name for a tensor. Such a value can be looked at,
-but not changed, for it may be in use by then.
+when the next one runs: an argument, another name for a tensor, what a helper had in use before it returned it. Such a
+value can be looked at, but not changed, for it may be in use by then.
 
 An address inside a forward is a pattern. When a value comes that it means, the tap that was asked for is made again,
 for that value; so the names need not be known beforehand.
 """
 
 import copy
+import inspect
 import sys
 import threading
 import types
@@ -31,6 +32,7 @@ from tenterhook._frames import (
     asker,
     holder,
     holds_tensors,
+    is_call_of,
     is_plumbing,
     is_running,
     runs_module,
@@ -38,7 +40,7 @@ from tenterhook._frames import (
 )
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
-from tenterhook._names import Spot, Spots, Taker, spots
+from tenterhook._names import COMPREHENSIONS, Exit, Spot, Spots, Taker, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._scope import graph_task
@@ -46,6 +48,7 @@ from tenterhook._sites import Site
 from tenterhook._tap import Tap
 
 _frame = sys._getframe
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PROBABILITIES = "probabilities"
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
 
@@ -86,6 +89,7 @@ class Inside(Mode):
         self._code: types.CodeType | None = None  # of the last operation
         self._skip: set[int] = set()  # what to skip in it
         self._watches = False
+        self._hands_up = False  # whether a variable is wanted that may take what a function returns
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
@@ -106,6 +110,7 @@ class Inside(Mode):
             self._probabilities = True
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
         self._any_name = self._any_name or "*" in pattern.last
+        self._hands_up = self._hands_up or bool(pattern.helpers)  # how they get their values is not known yet
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
             self._active[id(owner)] = 1  # whether it runs is not known
@@ -169,10 +174,12 @@ class Inside(Mode):
                 out = opened(func)(*args, **(kwargs or {}))
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
-        if spot is None or (spot.is_nameless and here.names is not None and operation(func) not in here.names):
-            return out
-        taker = None if iterates and not spot.unpacks else spot.taker
-        return self._came(frame, spot, taker, func, args, kwargs or {}, out)
+        if spot is not None and not (spot.is_nameless and here.names is not None and operation(func) not in here.names):
+            taker = None if iterates and not spot.unpacks else spot.taker
+            out = self._came(frame, spot, taker, func, args, kwargs or {}, out)
+        if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
+            out = self._hand_up(frame, here.spots[frame.f_lasti], out, _is_among(out, args))
+        return out
 
     def _known(self, code: types.CodeType) -> _Here:
         here = self._here.get(id(code))
@@ -190,7 +197,7 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not here.watch and not self._opened:
+        if not here.watch and not self._opened and not (self._hands_up and spot.exit is not None):
             here.skip.add(place)
         return None
 
@@ -238,6 +245,26 @@ class Inside(Mode):
         is_same = all(a is b for a, b in zip(new_parts, parts, strict=True))
         return value if is_same else taker.together(value, new_parts)
 
+    def _hand_up(self, frame: Any, spot: Spot, value: Any, older: bool) -> Any:
+        """A result that a function returns, to be taken by a variable of the caller, or of the caller's caller."""
+        way = spot.exit
+        while way is not None and holds_tensors(value):
+            code, frame = frame.f_code, frame.f_back
+            here = self._known(frame.f_code)
+            if here.spots is None or code.co_flags & _SUSPENDS:
+                break
+            spot = here.spots[frame.f_lasti]
+            if (spot.taker is None and spot.exit is None) or not is_call_of(frame, spot.called, code):
+                break
+            if here.names is None or not here.names.isdisjoint(spot.variables):
+                where = self._frames.where(frame)
+                if id(where.owner) in self._wanted and not _is_wrapper(frame.f_code, where):
+                    if here.watch:
+                        self._look_at_variables(frame, here)
+                    value = self._bind(where, spot, way.of(spot.taker), value, older)
+            way = way.then(spot.exit)
+        return value
+
     def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
         base = f"{where.prefix}/{name}"
@@ -281,12 +308,13 @@ class Inside(Mode):
         if here.spots is None or frame.f_lasti in here.skip or not holds_tensors(output):
             return None
         spot = self._spot(here, frame.f_lasti)
-        if spot is None or spot.taker is None:
-            return None
-        where = self._frames.where(frame)
-        if id(where.owner) not in self._wanted:
-            return None
-        new = self._bind(where, spot, spot.taker, output, older=True)  # the module may have only handed it on
+        new = output
+        if spot is not None and spot.taker is not None:
+            where = self._frames.where(frame)
+            if id(where.owner) in self._wanted:  # the module may have only handed it on
+                new = self._bind(where, spot, spot.taker, new, older=True)
+        if self._hands_up:
+            new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
         return None if new is output else new
 
     def before(self, module: nn.Module) -> None:
@@ -334,7 +362,9 @@ class Inside(Mode):
         )
         here.changing = known.stores(here.watch)
         if here.watch and not self._watches:
-            self._watches = True
+            self._watches = self._hands_up = True
+            for other in self._here.values():
+                other.skip.clear()
             self._set_alert()
 
     def _set_alert(self) -> None:
@@ -358,7 +388,7 @@ class Inside(Mode):
 
     def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None) -> None:
         where = where or self._frames.where(frame)
-        if where is NOWHERE or id(where.owner) not in self._wanted:
+        if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
             return
         last, where.looked_at = where.looked_at, frame.f_lasti
         if where.is_followed and here.is_unchanged(last, frame.f_lasti):
@@ -424,10 +454,17 @@ def _is_same(told: Any, value: Any) -> bool:
 def _caller(frame: Any) -> Any:
     """The frame that called a module, from a frame inside that call; not a `__call__` that only hands it on."""
     while frame.f_code.co_filename == CALLS or (
-        frame.f_code.co_name == "__call__" and spots(frame.f_code)[frame.f_lasti].is_returned and runs_module(frame)
+        frame.f_code.co_name == "__call__" and spots(frame.f_code)[frame.f_lasti].exit == Exit() and runs_module(frame)
     ):
         frame = frame.f_back
     return frame
+
+
+def _is_wrapper(code: types.CodeType, where: Where) -> bool:
+    """Whether a function stands for a forward, as a decorator's does, and is not itself one."""
+    if where.prefix or code.co_name == "forward" or code.co_name in COMPREHENSIONS:
+        return False
+    return code not in codes_of(where.owner)
 
 
 def _is_among(value: Any, others: Iterable[Any]) -> bool:

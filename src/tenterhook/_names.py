@@ -60,6 +60,25 @@ class Parts(tuple["Taker", ...]):
 Taker = Union[str, Parts, None]  # noqa: UP007  # it refers to itself
 
 
+class Exit(NamedTuple):
+    """What a value is of all that a function returns: the `part`-th of so many, or, if these are 0, the whole."""
+
+    part: int = 0
+    parts: int = 0
+
+    def of(self, taker: "Taker") -> "Taker":
+        """Which of the caller's variables takes it."""
+        if not self.parts:
+            return taker
+        if isinstance(taker, Parts) and taker.rest is None and len(taker) == self.parts:
+            return taker[self.part]
+        return None
+
+    def then(self, way: "Exit | None") -> "Exit | None":
+        """What it is of all that the caller returns, where what it got goes a certain way."""
+        return self if way == Exit() else way if self == Exit() else None
+
+
 class Step(NamedTuple):
     """One instruction: what it does, to what, and how many values it takes from the stack and puts there."""
 
@@ -199,6 +218,44 @@ class Steps(list[Step]):
             return whole[step.takes - 1 - depth] if isinstance(whole, Parts) and len(whole) == step.takes else None
         return None
 
+    def exit(self, i: int, depth: int = 0) -> Exit | None:
+        """Where the value goes that lies `depth` below the top of the stack before the i-th step, if to the caller
+        and to nobody else; None if not.
+        """
+        while i < len(self):
+            step = self[i]
+            if step.op == "JUMP_FORWARD":
+                i = self.target(step.argument)
+                continue
+            if step.takes > depth:
+                return self._leaves_by(i, depth)
+            if step.jump is not None or step.op in ("SWAP", "COPY") or step.op.startswith("JUMP_"):
+                return None
+            depth += step.gives - step.takes
+            i += 1
+        return None
+
+    def _leaves_by(self, i: int, depth: int) -> Exit | None:
+        step = self[i]
+        if step.op == "RETURN_VALUE":
+            return Exit()
+        if step.op == "BUILD_TUPLE":
+            return Exit(step.takes - 1 - depth, step.takes) if self.exit(i + 1) == Exit() else None
+        if step.op != "STORE_FAST":
+            return None
+        # A variable, of which nothing is made but what is returned at once.
+        found = None
+        for k in range(i + 1, len(self)):
+            if self[k].op in _LOADS and self[k].argument == step.argument:
+                if found is not None:
+                    return None
+                found = k
+            elif self[k].op == "RETURN_VALUE":
+                return None if found is None else self.exit(found + 1)
+            elif self[k].op not in ("LOAD_FAST", "LOAD_CONST", "BUILD_TUPLE"):
+                return None
+        return None
+
     def unpacked(self, i: int) -> Parts:
         """The variables that the i-th step unpacks a value into."""
         parts = Parts(self.taker(i + 1, k) for k in range(self[i].gives))
@@ -266,7 +323,8 @@ class Spot:
         self.offset = -1
         self.taker: Taker = None
         self.unpacks = False  # whether it is itself what unpacks a value
-        self.is_returned = False  # by the function, as it is
+        self.exit: Exit | None = None  # if it is returned, and nobody but the caller gets it
+        self.called: str | None = None  # what a call calls, as it is written
         self.is_statement = False  # nobody takes what it returns
         self.written: list[str] = []  # what a statement such as `a.add_(1)` may write into
         if (at := steps.running(lasti)) < 0:
@@ -280,9 +338,11 @@ class Spot:
             self.unpacks = True
             self.taker = steps.unpacked(at)
         elif step.op.startswith(_OPERATIONS) and not step.op.startswith("CALL_INTRINSIC"):
-            self.is_returned = following is not None and following.op == "RETURN_VALUE"
+            if step.op.startswith("CALL"):
+                self.called = steps.path(steps.callee(at))
             if not steps.calls_others(at):
                 self.taker = steps.taker(at + 1, 0)
+                self.exit = steps.exit(at + 1)
                 if following is not None and following.op == "POP_TOP" and step.op.startswith("CALL"):
                     self.is_statement = True
                     self.written = steps.written(at)

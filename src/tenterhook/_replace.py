@@ -165,8 +165,7 @@ class PlainEdit(Edit):
     """
 
     change: Change
-    _first: Tensor | None = None
-    _version = 0
+    _first: tuple[Tensor, int] | None = None  # the value before the change at the first call, and its version
 
     def __init__(self, site: Site, change: Change, scope: Scope) -> None:
         self.site = site
@@ -177,39 +176,36 @@ class PlainEdit(Edit):
         scope = self.scope
         if (
             type(last) is not Tensor
+            or last.dtype not in _FLOATING  # of which a number changes neither shape nor dtype
             or scope not in here()
             or graph_task() != scope.task
             or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
         ):
             return super().__call__(module, args, last)
-        call = self.calls
-        self.calls = call + 1
         change = self.change
         try:
             new = change.function(last, *change.values)
-        except Exception as error:
-            self.missed = "its change failed"
-            _blame(error, self.site.at(call))
-            raise
-        if last.dtype not in _FLOATING:  # else a number changes neither shape nor dtype
-            check_alike(last, new, self.site.at(call))
-        before = self.applied
-        self.applied = before + 1
-        if before:
-            if before < 9 or not before & (before - 1) or not before & (before + 1):  # this or the last is measured
-                self.difference.calls = before
-                self.difference.note(last, new)
-        else:
-            self._first = last.detach() if last.requires_grad else last
-            try:
-                self._version = last._version
-            except RuntimeError:  # an inference tensor does not tell when it is overwritten
-                self._first, self._version = last.clone(), 0
+            if not self.applied:
+                self._first = (last.detach() if last.requires_grad else last, last._version)
+        except Exception:  # the long way fails too and says where, or keeps an inference tensor, which has no version
+            return super().__call__(module, args, last)
+        self.calls += 1
+        self.applied = before = self.applied + 1
+        if before > 1 and (before < 10 or not before & (before - 1) or not (before - 1) & (before - 2)):
+            self.difference.calls = before - 1
+            self.difference.note(last, new)  # this one is measured, or the one before
         return new
 
     @functools.cached_property
+    def _differences(self) -> Difference:
+        return Difference(self.change)
+
+    @property
     def difference(self) -> Difference:
-        return Difference(self.change, None if self._first is None else (self._first, self._version))
+        if self._first is not None:
+            self._differences.put_off(*self._first)
+            self._first = None
+        return self._differences
 
 
 class PlainFunction(Edit):
