@@ -153,6 +153,7 @@ class Inside(Mode):
             return func(*args, **kwargs) if kwargs else func(*args)
         here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
         if frame.f_lasti in here.skip and not self._alert:
+            self._code, self._skip = here.code, here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
         iterates = False
         if here.spots is None:
