@@ -1,6 +1,8 @@
 """Statistics against float64 computed directly, and their sums against measuring at once."""
 
 import math
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -114,6 +116,81 @@ def test_around_the_borders_of_blocks(size, way):
             changed = value.clone()
             changed[at] = bad
             check(measured(changed)[0], changed.double().numpy())
+
+
+@pytest.fixture
+def sheet():
+    if not _native.is_native():
+        pytest.skip("there is no C compiler here, so no other core takes part")
+    return _native.Sheet(6_000)
+
+
+def test_another_core_finds_the_same(sheet):
+    values = [torch.randn(1 + 37 * k % 9_000) for k in range(5_500)]  # more than can wait at a time
+    alone = _native.measure_native(values)
+    for k, value in enumerate(values):
+        sheet.add([k], value, later=True)
+    _native.finish()
+    many = len(values)
+    assert np.array_equal(sheet.numbers[:many], alone[0]) and np.array_equal(sheet.bins[:many], alone[1])
+    assert sheet.places == [[k] for k in range(many)] and not sheet.lost
+    assert not _native._crew().held
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 5_000])
+def test_copies_and_differences(sheet, size, later):
+    before, copy = torch.randn(size), torch.empty(size)
+    sheet.add([1], before, later, copy=copy)
+    _native.finish()
+    assert torch.equal(copy, before)
+    after = before + torch.randn(size)
+    sheet.add([2], after, later, minus=before)
+    sheet.add([3], after - before, later)
+    _native.finish()
+    assert np.array_equal(sheet.numbers[1], sheet.numbers[2]) and np.array_equal(sheet.bins[1], sheet.bins[2])
+
+
+def test_what_is_written_into_meanwhile_is_right_or_lost(sheet):
+    values = [torch.full((20_000,), float(k)) for k in range(300)]
+    for k, value in enumerate(values):
+        sheet.add([k], value, later=True)
+        value += 1_000_000
+    _native.finish()
+    lost = {k for (k,) in sheet.lost}
+    assert lost.isdisjoint(k for places in sheet.places for k in places)
+    for k in set(range(300)) - lost:
+        assert sheet.numbers[k, NUMBERS.index("min")] == sheet.numbers[k, NUMBERS.index("max")] == k
+
+
+def test_threads_share_the_other_core(sheet):
+    sheets = [_native.Sheet(400) for _ in range(4)]
+
+    def work(mine):
+        for k in range(400):
+            mine.add([k], torch.full((3_000,), float(k)), later=True)  # kept alive by nobody else
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in sheets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _native.finish()
+    for mine in sheets:
+        assert np.array_equal(mine.numbers[:, NUMBERS.index("max")], np.arange(400.0))
+
+
+def test_a_forked_process_can_measure_too(sheet):
+    sheet.add([0], torch.ones(20_000), later=True)
+    child = os.fork()
+    if child == 0:
+        own = _native.Sheet(1)
+        own.add([0], torch.ones(20_000), later=True)
+        _native.finish()
+        os._exit(0 if own.numbers[0, NUMBERS.index("sum")] == 20_000 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    _native.finish()
+    assert sheet.numbers[0, NUMBERS.index("sum")] == 20_000
 
 
 def test_without_a_compiler_nothing_is_missing(monkeypatch):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tenterhook import watch
+from tenterhook.record import _gather
 from tests.conftest import ours
 
 
@@ -238,7 +239,10 @@ def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(
         assert row["nan"] == row["pos_inf"] == row["neg_inf"] == 0
 
 
-def test_what_was_not_measured_is_counted_and_said(tmp_path):
+@pytest.mark.parametrize("idle", [False, True])
+def test_what_was_not_measured_is_counted_and_said(idle, tmp_path, monkeypatch):
+    monkeypatch.setattr(_gather, "has_idle_core", lambda: idle)
+
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -256,8 +260,10 @@ def test_what_was_not_measured_is_counted_and_said(tmp_path):
             model(torch.randint(0, 10, (4, 5))).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert run.open().rank_info()["unmeasured"] == 3 + 1  # each sparse gradient; the output that was written into, once
-    assert "4 values were not measured" in run.verdict()
+    # Each sparse gradient; and the output that was written into, once, unless the other core was faster.
+    unmeasured = run.open().rank_info()["unmeasured"]
+    assert unmeasured in ((3, 4) if idle else (3,))
+    assert f"{unmeasured} values were not measured" in run.verdict()
 
 
 def test_only_what_was_asked_for(tmp_path):

@@ -1,9 +1,10 @@
-"""Measuring the values of a step as they come: large ones on a CPU at once, the others together, a little later.
+"""Measuring the values of a step as they come: on a GPU together, on a CPU at once, by another core if one is idle.
 
-On a GPU, and where they are small, several tensors take little longer than one. Meanwhile a value waits, uncopied. If
-the model writes into it before it was measured, that one measurement is lost and counted as such, and the place is
-measured at once from then on. Modules that are known to write (`inplace=True`) are waited for. A large value on a CPU
-does not wait: to hold its memory would cost more than is gained, for the model would have to get fresh memory.
+On a GPU several tensors take little longer than one; so do small ones where there is no compiler. Meanwhile a value
+waits, uncopied. If the model writes into it before it was measured, that one measurement is lost and counted as such,
+and the place is measured at once from then on. Modules that are known to write (`inplace=True`) are waited for. A large
+value on a CPU does not wait for others: to hold its memory would cost more than is gained, for the model would have to
+get fresh memory.
 """
 
 import functools
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from tenterhook._replay import unrecorded
 from tenterhook.stats._cpu import SMALL, measure_large, measure_small
+from tenterhook.stats._native import Sheet, finish, has_idle_core, is_native, new_sheet
 from tenterhook.stats._plain import plain
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -102,14 +104,16 @@ class Gather:
         self._at_once = at_once  # places that are measured without waiting, since; shared
         self._waiting: list[tuple[list[int], Tensor, int]] = []
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
+        self._sheets: list[Sheet] = []
+        self._later = False  # whether another core does it
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
         self._bytes = self._rows = 0
 
     def add(self, places: list[int], tensor: Tensor) -> None:
         """Measure a tensor; to `places` more can be added until it is settled."""
-        self._wait_for(places, tensor)
         now = tensor.is_inference() or not self._at_once.isdisjoint(places)
-        if now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device):
+        self._wait_for(places, tensor, now)
+        if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device)):
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
@@ -130,7 +134,22 @@ class Gather:
             with unrecorded():
                 self._launched.setdefault(tensors[0].device, []).append((places, *plan.measure()))
 
-    def _wait_for(self, places: list[int], tensor: Tensor) -> None:
+    def add_copied(self, places: list[int], tensor: Tensor, copy: Tensor) -> None:
+        """Measure a plain tensor, and copy it in passing."""
+        self._write_down(places, tensor, copy=copy)
+
+    def add_difference(self, places: list[int], tensor: Tensor, before: Tensor) -> None:
+        """Measure what was added to a plain tensor since it was copied."""
+        self._write_down(places, tensor, minus=before)
+
+    def _write_down(self, places: list[int], tensor: Tensor, now: bool = False, **others: Tensor) -> None:
+        if not self._sheets or self._sheets[-1].is_full:
+            self._sheets.append(new_sheet())
+            self._later = has_idle_core()
+        later = self._later and not now and not tensor.is_inference()  # that has no version, to tell what it was
+        self._sheets[-1].add(places, tensor, later, **others)
+
+    def _wait_for(self, places: list[int], tensor: Tensor, now: bool = False) -> None:
         if self._rows >= _MOST:  # calls and calls, and never a step
             self.skipped += 1
             return
@@ -143,6 +162,10 @@ class Gather:
                 self.skipped += 1
                 return
             tensor = values
+        if tensor.is_cpu and tensor.dtype is not torch.float64 and is_native():
+            own = tensor.dtype is torch.float32
+            self._write_down(places, tensor if own else tensor.detach().float(), now and own)
+            return
         if tensor.is_cpu and tensor.numel() > SMALL:
             self._large.append((places, measure_large(_flat(tensor))))
             return
@@ -153,6 +176,8 @@ class Gather:
 
     def measure(self) -> None:
         """Measure all that waits."""
+        if self._later:
+            finish()
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
@@ -177,8 +202,12 @@ class Gather:
 
     def settle(self) -> None:
         """Measure what waits, and start copying to the host what was measured elsewhere."""
-        if self._waiting:
-            self.measure()
+        self.measure()
+        for sheet in self._sheets:
+            many = len(sheet.places)
+            self.lost += len(sheet.lost)
+            self._at_once.update(*sheet.lost)
+            self.blocks.append(Block(sheet.places, sheet.numbers[:many], sheet.bins[:many]))
         if self._large:
             numbers, bins = (np.array([row[k] for _, row in self._large]) for k in (0, 1))
             self.blocks.append(Block([its for its, _ in self._large], numbers, bins))
@@ -188,6 +217,20 @@ class Gather:
                 rows = [torch.cat([one[k] for one in found]) for k in (1, 2)]  # type: ignore[misc]
                 self.blocks.append(Block([its for some, _, _ in found for its in some], *rows))
         self._launched = {}
+
+
+    def clear(self) -> None:
+        """The numbers were read, and their memory can be used for others."""
+        self.blocks = []
+        for sheet in self._sheets:
+            sheet.clear()
+        self._sheets = []
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether compiled code can read a tensor as it is."""
+    usual = type(tensor) in _USUAL and tensor.is_cpu and tensor.dtype is torch.float32
+    return usual and tensor.layout is torch.strided and tensor.is_contiguous() and is_native()
 
 
 def _flat(tensor: Tensor) -> Tensor:

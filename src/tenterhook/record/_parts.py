@@ -109,6 +109,9 @@ class Pending:
         if owners:
             step.ids, merged, histograms, step.calls = _merge(owners, _joined(numbers), _joined(bins))
             step.rows = Rows([places[i] for i in step.ids.tolist()], merged, histograms)
+        for part in self.parts:
+            for micro in part.micros:
+                micro.gather.clear()
         return step
 
     def _scalars(self, step: Step, facts: dict[Any, float]) -> list[float]:

@@ -39,7 +39,8 @@ from tenterhook.record._weights import Weights
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
 
-_TOGETHER, _WAIT = 16, 0.25  # steps that are handed on together, and seconds after which they are in any case
+# Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
+_TOGETHER, _SAMPLES, _WAIT = 16, 4, 0.25
 
 
 class Recorder:
@@ -152,6 +153,8 @@ class Recorder:
             self.on = False
             with contextlib.suppress(Exception):
                 self._unhook()  # those of the optimizers stay for now: torch may be going through them
+            with contextlib.suppress(Exception):
+                self._drain(wait=True)  # the steps before it are whole
             with contextlib.suppress(Exception):  # stderr can be closed or full, too
                 self._complain(self.failed)
 
@@ -326,7 +329,8 @@ class Recorder:
         self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
         self.steps += 1
         # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
-        if step.sampled or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
+        sampled = sum(one.sampled for one in self._pending)
+        if sampled >= _SAMPLES or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
             self._drain()
 
     def _drain(self, wait: bool = False) -> None:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tenterhook.record._gather import Gather
+from tenterhook.record._gather import Gather, is_plain
 from tenterhook.record._models import Models
 from tenterhook.record._places import Places
 from tenterhook.record._step import Parameter
 
+_KEEP = 1 << 26  # bytes for copies of parameters
 _OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
 
 
@@ -28,8 +29,8 @@ class Weights:
         self._mine: list[int] = []  # which of the optimizer's parameters
         self._tensors: list[Tensor] = []
         self._numbers: dict[str, list[list[int]]] = {}
-        self._old: list[Tensor] = []
-        self._moved: list[int] = []  # the rows whose update is wanted
+        self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
+        self._kept: dict[int, Tensor] = {}
         self._samples = 0
         self._has_room = True
         self._memory: dict[str, Any] = {}
@@ -45,6 +46,7 @@ class Weights:
             if any(self._models.parameter(p) is None for _, _, p in parameters):
                 for model in self._models.all:
                     model.look()  # a layer may have been exchanged
+            self._kept = {}
             self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
             self._mine = [k for k, one in enumerate(parameters) if self._name(*one)]
         self._tensors = [parameters[k][2] for k in self._mine]  # until the step is over; they are not ours to keep
@@ -60,33 +62,57 @@ class Weights:
 
     def before(self, gather: Gather) -> None:
         """Measure the parameters and their gradients, and keep copies for the updates."""
-        graded = [i for i, tensor in enumerate(self._tensors) if tensor.grad is not None]
+        tensors, numbers = self._tensors, self._numbers
+        graded = [i for i, tensor in enumerate(tensors) if tensor.grad is not None]
+        moved = self._moved(graded) if "update" in self._what else []
+        self._old = {}
         if "parameter" in self._what:
-            gather.add_fixed(self._numbers["parameter"], self._tensors, self._memory)
+            self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
+            for i, old in self._old.items():
+                gather.add_copied(numbers["parameter"][i], tensors[i], old)
+            rest = [i for i in range(len(tensors)) if i not in self._old]
+            gather.add_fixed([numbers["parameter"][i] for i in rest], [tensors[i] for i in rest], self._memory)
         if "parameter_grad" in self._what:
-            rows = [self._numbers["parameter_grad"][i] for i in graded]
-            gather.add_all(rows, [self._tensors[i].grad for i in graded])  # type: ignore[misc]
-        self._moved, self._old = [], []
-        if "update" in self._what:
-            # Sparse and sharded ones are left out: to subtract them would be an operation of all ranks.
-            self._moved = [
-                i for i in graded if type(self._tensors[i].data) is Tensor and self._tensors[i].is_floating_point()
-            ]
-            if self._samples % _SELDOM == 1:  # asking a device takes a while
-                self._has_room = self._affordable()
-            if self._moved and self._has_room:
-                with torch.no_grad():
-                    self._old = list(torch._foreach_mul([self._tensors[i] for i in self._moved], 1.0))
-
+            gather.add_all([numbers["parameter_grad"][i] for i in graded], [tensors[i].grad for i in graded])  # type: ignore[misc]
+        if rest := [i for i in moved if i not in self._old]:
+            with torch.no_grad():
+                copies = torch._foreach_mul([tensors[i] for i in rest], 1.0)
+            self._old.update(zip(rest, copies, strict=True))
         gather.measure()  # the step writes into the parameters
 
     def after(self, gather: Gather) -> None:
         """Measure what the step has added."""
-        if self._old:
+        numbers = self._numbers["update"]
+        moved = [(i, self._tensors[i], old) for i, old in self._old.items()]
+        self._old, self._tensors = {}, []
+        rest = []
+        for i, tensor, old in moved:
+            if is_plain(tensor) and is_plain(old):
+                gather.add_difference(numbers[i], tensor, old)
+            else:
+                rest.append((i, tensor, old))
+        if rest:
             with torch.no_grad():
-                updates = torch._foreach_sub([self._tensors[i] for i in self._moved], self._old)
-            gather.add_all([self._numbers["update"][i] for i in self._moved], list(updates))
-        self._old, self._tensors = [], []
+                updates = torch._foreach_sub([tensor for _, tensor, _ in rest], [old for _, _, old in rest])
+            gather.add_all([numbers[i] for i, _, _ in rest], list(updates))
+
+    def _moved(self, graded: list[int]) -> list[int]:
+        """The rows whose update is wanted: sparse and sharded ones would be an operation of all ranks."""
+        tensors = self._tensors
+        moved = [i for i in graded if type(tensors[i].data) is Tensor and tensors[i].is_floating_point()]
+        if self._samples % _SELDOM == 1:  # asking a device takes a while
+            self._has_room = self._affordable(moved)
+        return moved if self._has_room else []
+
+    def _room_for(self, i: int) -> Tensor:
+        """Where a copy of a parameter goes. Memory that is not new costs nothing, so some of it is kept."""
+        kept, tensor = self._kept.get(i), self._tensors[i]
+        if kept is not None and kept.shape == tensor.shape:
+            return kept
+        room = torch.empty_like(tensor, requires_grad=False)
+        if sum(one.nbytes for one in self._kept.values()) + room.nbytes < _KEEP:
+            self._kept[i] = room
+        return room
 
     def facts(self, rates: dict[int, float]) -> list[Parameter]:
         """What rules want to know beside the numbers, of every parameter of the models that it trains."""
@@ -111,10 +137,10 @@ class Weights:
                 ]
         return found
 
-    def _affordable(self) -> bool:
+    def _affordable(self, moved: list[int]) -> bool:
         """Whether there is room for a copy of the weights while the optimizer steps."""
         need: dict[torch.device, int] = {}
-        for i in self._moved:
+        for i in moved:
             tensor = self._tensors[i]
             need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
         return all(size < _free(device) / 4 for device, size in need.items())

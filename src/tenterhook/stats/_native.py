@@ -1,18 +1,25 @@
 """Measuring tensors on a CPU in a single pass, by a little C that is compiled on first use, where there is a compiler.
 
 That takes an eighth of a second and leaves nothing behind. Without a compiler NumPy does the same in six passes.
+
+Where the machine has a core that torch does not use, a thread of the C code measures while the model goes on. It never
+waits for Python, nor Python for it, but in `finish`. Until then whatever it reads or writes is kept alive here.
 """
 
+import atexit
 import ctypes
 import functools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,36 +27,166 @@ from tenterhook.stats._layout import BINS, NUMBERS
 
 Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
 _SOURCE = Path(__file__).with_name("_native.c")
+_SHEET = 256  # rows
+_MOST = 8  # sheets that are kept for later
+_JOB = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
 
 
 def measure_native(tensors: Sequence[Tensor]) -> Rows | None:
     """The numbers and histograms of flat float32 tensors, a row each; None where there is no compiled code."""
-    measure = _compiled()
-    if measure is None:
+    if _compiled() is None:
         return None
-    many = len(tensors)
-    numbers, bins = np.empty((many, len(NUMBERS))), np.empty((many, BINS), np.int32)
-    addresses = (ctypes.c_void_p * many)(*[tensor.data_ptr() for tensor in tensors])
-    sizes = (ctypes.c_int64 * many)(*[tensor.numel() for tensor in tensors])
-    measure(many, addresses, sizes, numbers.ctypes.data, bins.ctypes.data)
-    return numbers, bins
+    sheet = Sheet(len(tensors))
+    for tensor in tensors:
+        sheet.add([], tensor)
+    return sheet.numbers, sheet.bins
+
+
+def is_native() -> bool:
+    """Whether there is compiled code."""
+    return _compiled() is not None
+
+
+class Sheet:
+    """Rows of numbers and histograms that compiled code fills in; `places` says whose each is."""
+
+    def __init__(self, rows: int = _SHEET) -> None:
+        self.numbers, self.bins = np.empty((rows, len(NUMBERS))), np.empty((rows, BINS), np.int32)
+        self._at = self.numbers.ctypes.data, self.bins.ctypes.data
+        self.places: list[list[int]] = []
+        self.lost: list[list[int]] = []  # the places of what was written into before it was measured
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no row left."""
+        return len(self.places) == len(self.numbers)
+
+    def add(
+        self,
+        places: list[int],
+        tensor: Tensor,
+        later: bool = False,
+        minus: Tensor | None = None,
+        copy: Tensor | None = None,
+    ) -> None:
+        """Measure contiguous float32 values, less others, or copy them meanwhile; `later` by the thread."""
+        k = len(self.places)
+        self.places.append(places)
+        job = (
+            tensor.data_ptr(),
+            None if minus is None else minus.data_ptr(),
+            None if copy is None else copy.data_ptr(),
+            tensor.numel(),
+            self._at[0] + k * 8 * len(NUMBERS),
+            self._at[1] + k * 4 * BINS,
+        )
+        code = _compiled()
+        assert code is not None
+        if not later or (crew := _crew()) is None:
+            code.now(*job)
+            return
+        with crew.lock:
+            held = _Held(tensor, self, k, (minus, copy))
+            crew.held.append(held)
+            held.number = crew.submit(*job)
+            crew.let_go()
+
+    def clear(self) -> None:
+        """Make room for other values, once these were read."""
+        self.places, self.lost = [], []
+        if len(_sheets) < _MOST:
+            _sheets.append(self)
+
+
+_sheets: list[Sheet] = []
+
+
+def new_sheet() -> Sheet:
+    """An empty one. Memory that is not new costs nothing."""
+    return _sheets.pop() if _sheets else Sheet()
+
+
+def finish() -> None:
+    """Have everything measured that waits for the thread. Takes part in it."""
+    if _crew.cache_info().currsize and (crew := _crew()) is not None:
+        with crew.lock:
+            crew.finish()
+            crew.let_go()
+
+
+def has_idle_core() -> bool:
+    """Whether there is a core that torch does not use."""
+    return torch.get_num_threads() < _cores()
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any] | None:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Held:
+    """What the thread may still be reading and writing."""
+
+    __slots__ = ("also", "k", "number", "sheet", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, sheet: Sheet, k: int, also: object) -> None:
+        self.tensor, self.sheet, self.k, self.also = tensor, sheet, k, also
+        self.version = tensor._version
+        self.number: int | None = None  # None if a signal came before it was submitted, or before we knew
+
+
+class _Crew:
+    """The thread, and what it works on."""
+
+    def __init__(self, code: Any, submit: Any) -> None:
+        self.finish, self.submit = code.finish, submit
+        self.lock = threading.RLock()
+        self.held: deque[_Held] = deque()
+        self._finished = ctypes.c_int64.in_dll(code, "finished")
+        self._for_good: list[_Held] = []
+
+    def let_go(self) -> None:
+        """Of what is measured. Where a tensor was written into in the meantime, that may have been too early."""
+        done = self._finished.value
+        while self.held and (self.held[0].number is None or self.held[0].number < done):
+            one = self.held.popleft()
+            if one.number is None:
+                self._for_good.append(one)  # it may be waiting for the thread
+            elif one.tensor._version != one.version:
+                one.sheet.lost.append(one.sheet.places[one.k])
+                one.sheet.places[one.k] = []
+
+
+@functools.cache
+def _crew() -> _Crew | None:
+    code = _compiled()
+    if code is None or code.start() != 0:
+        return None
+    submit = ctypes.PyDLL(None, handle=code._handle).submit  # a call so short that letting go of the GIL is longer
+    submit.restype, submit.argtypes = ctypes.c_int64, _JOB
+    atexit.register(finish)
+    return _Crew(code, submit)
+
+
+os.register_at_fork(after_in_child=_crew.cache_clear)  # a forked process has no such thread
+
+
+@functools.cache
+def _compiled() -> Any:
     if os.environ.get("TENTERHOOK_CC") == "0":
         return None
     compiler = os.environ.get("TENTERHOOK_CC") or os.environ.get("CC", "cc")
+    options = ("-O3", "-shared", "-fPIC", "-pthread")
     for flags in (("-march=native",), ()):
         try:
             with tempfile.TemporaryDirectory(prefix="tenterhook-") as folder:
                 library = Path(folder) / "native.so"
-                command = [*compiler.split(), "-O3", *flags, "-shared", "-fPIC", str(_SOURCE), "-o", str(library)]
+                command = [*compiler.split(), *options, *flags, str(_SOURCE), "-o", str(library)]
                 subprocess.run(command, check=True, capture_output=True, timeout=30)
-                measure = ctypes.CDLL(str(library)).measure
+                code = ctypes.CDLL(str(library))
+            code.now.argtypes, code.now.restype = _JOB, None
+            code.finish.restype = None
         except (OSError, subprocess.SubprocessError, AttributeError):
             continue
-        measure.restype = None
-        measure.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 4]
-        return measure
+        return code
     return None
