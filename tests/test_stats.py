@@ -129,7 +129,7 @@ def test_another_core_finds_the_same(sheet):
     values = [torch.randn(1 + 37 * k % 9_000) for k in range(5_500)]  # more than can wait at a time
     alone = _native.measure_native(values)
     for k, value in enumerate(values):
-        sheet.add([k], value, later=True)
+        sheet.add([k], value, _native._crew())
     _native.finish()
     many = len(values)
     assert np.array_equal(sheet.numbers[:many], alone[0]) and np.array_equal(sheet.bins[:many], alone[1])
@@ -140,13 +140,14 @@ def test_another_core_finds_the_same(sheet):
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 5_000])
 def test_copies_and_differences(sheet, size, later):
+    crew = _native._crew() if later else None
     before, copy = torch.randn(size), torch.empty(size)
-    sheet.add([1], before, later, copy=copy)
+    sheet.add([1], before, crew, copy=copy)
     _native.finish()
     assert torch.equal(copy, before)
     after = before + torch.randn(size)
-    sheet.add([2], after, later, minus=before)
-    sheet.add([3], after - before, later)
+    sheet.add([2], after, crew, minus=before)
+    sheet.add([3], after - before, crew)
     _native.finish()
     assert np.array_equal(sheet.numbers[1], sheet.numbers[2]) and np.array_equal(sheet.bins[1], sheet.bins[2])
 
@@ -154,7 +155,7 @@ def test_copies_and_differences(sheet, size, later):
 def test_what_is_written_into_meanwhile_is_right_or_lost(sheet):
     values = [torch.full((20_000,), float(k)) for k in range(300)]
     for k, value in enumerate(values):
-        sheet.add([k], value, later=True)
+        sheet.add([k], value, _native._crew())
         value += 1_000_000
     _native.finish()
     lost = {k for (k,) in sheet.lost}
@@ -168,7 +169,7 @@ def test_threads_share_the_other_core(sheet):
 
     def work(mine):
         for k in range(400):
-            mine.add([k], torch.full((3_000,), float(k)), later=True)  # kept alive by nobody else
+            mine.add([k], torch.full((3_000,), float(k)), _native._crew())  # kept alive by nobody else
 
     threads = [threading.Thread(target=work, args=(mine,)) for mine in sheets]
     for thread in threads:
@@ -181,11 +182,11 @@ def test_threads_share_the_other_core(sheet):
 
 
 def test_a_forked_process_can_measure_too(sheet):
-    sheet.add([0], torch.ones(20_000), later=True)
+    sheet.add([0], torch.ones(20_000), _native._crew())
     child = os.fork()
     if child == 0:
         own = _native.Sheet(1)
-        own.add([0], torch.ones(20_000), later=True)
+        own.add([0], torch.ones(20_000), _native._crew())
         _native.finish()
         os._exit(0 if own.numbers[0, NUMBERS.index("sum")] == 20_000 else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tenterhook import watch
 from tenterhook.record import _gather
+from tenterhook.stats import _native
 from tests.conftest import ours
 
 
@@ -241,7 +242,7 @@ def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(
 
 @pytest.mark.parametrize("idle", [False, True])
 def test_what_was_not_measured_is_counted_and_said(idle, tmp_path, monkeypatch):
-    monkeypatch.setattr(_gather, "has_idle_core", lambda: idle)
+    monkeypatch.setattr(_gather, "idle_core", _native._crew if idle else lambda: None)
 
     class Model(nn.Module):
         def __init__(self):
@@ -300,7 +301,7 @@ def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypa
     model, data = net(), batches(5)
     plain = train(copy.deepcopy(model), data)
 
-    def fail(self, places, tensor):
+    def fail(self, places, tensor, has_version=True):
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(Gather, "add", fail)

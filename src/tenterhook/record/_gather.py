@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tenterhook._replay import unrecorded
 from tenterhook.stats._cpu import SMALL, measure_large, measure_small
-from tenterhook.stats._native import Sheet, finish, has_idle_core, is_native, new_sheet
+from tenterhook.stats._native import Crew, Sheet, idle_core, is_native, new_sheet
 from tenterhook.stats._plain import plain
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -105,21 +105,21 @@ class Gather:
         self._waiting: list[tuple[list[int], Tensor, int]] = []
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._sheets: list[Sheet] = []
-        self._later = False  # whether another core does it
+        self._crew: Crew | None = None  # where another core does it
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
         self._bytes = self._rows = 0
 
-    def add(self, places: list[int], tensor: Tensor) -> None:
-        """Measure a tensor; to `places` more can be added until it is settled."""
-        now = tensor.is_inference() or not self._at_once.isdisjoint(places)
-        self._wait_for(places, tensor, now)
+    def add(self, places: list[int], tensor: Tensor, has_version: bool = True) -> None:
+        """Measure a tensor, now if nothing tells of a change; to `places` more can be added until it is settled."""
+        now = not has_version or not self._at_once.isdisjoint(places)
+        self._take(places, tensor, now)
         if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device)):
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
         """The same for many tensors; they are measured with the next ones, or by `measure`."""
         for its, tensor in zip(places, tensors, strict=True):
-            self._wait_for(its, tensor)
+            self._take(its, tensor, tensor.is_inference())
 
     def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
         """The same for tensors that stay where they are; on a GPU their table is kept in `memory`."""
@@ -136,24 +136,27 @@ class Gather:
 
     def add_copied(self, places: list[int], tensor: Tensor, copy: Tensor) -> None:
         """Measure a plain tensor, and copy it in passing."""
-        self._write_down(places, tensor, copy=copy)
+        self._sheet().add(places, tensor, self._crew, copy=copy)
 
     def add_difference(self, places: list[int], tensor: Tensor, before: Tensor) -> None:
         """Measure what was added to a plain tensor since it was copied."""
-        self._write_down(places, tensor, minus=before)
+        self._sheet().add(places, tensor, self._crew, minus=before)
 
-    def _write_down(self, places: list[int], tensor: Tensor, now: bool = False, **others: Tensor) -> None:
+    def _sheet(self) -> Sheet:
         if not self._sheets or self._sheets[-1].is_full:
             self._sheets.append(new_sheet())
-            self._later = has_idle_core()
-        later = self._later and not now and not tensor.is_inference()  # that has no version, to tell what it was
-        self._sheets[-1].add(places, tensor, later, **others)
+            self._crew = idle_core()
+        return self._sheets[-1]
 
-    def _wait_for(self, places: list[int], tensor: Tensor, now: bool = False) -> None:
+    def _take(self, places: list[int], tensor: Tensor, now: bool) -> None:
         if self._rows >= _MOST:  # calls and calls, and never a step
             self.skipped += 1
             return
         self._rows += 1
+        if is_plain(tensor):
+            sheet = self._sheet()
+            sheet.add(places, tensor, None if now else self._crew)
+            return
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         usual = usual and tensor.layout is torch.strided and not tensor.is_nested
         if not (usual and tensor.is_contiguous()) or is_wrapped(tensor):
@@ -163,8 +166,7 @@ class Gather:
                 return
             tensor = values
         if tensor.is_cpu and tensor.dtype is not torch.float64 and is_native():
-            own = tensor.dtype is torch.float32
-            self._write_down(places, tensor if own else tensor.detach().float(), now and own)
+            self._sheet().add(places, tensor.detach().float())  # its memory may be the tensor's own
             return
         if tensor.is_cpu and tensor.numel() > SMALL:
             self._large.append((places, measure_large(_flat(tensor))))
@@ -176,8 +178,8 @@ class Gather:
 
     def measure(self) -> None:
         """Measure all that waits."""
-        if self._later:
-            finish()
+        if self._crew is not None:
+            self._crew.finish()
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
@@ -229,8 +231,17 @@ class Gather:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether compiled code can read a tensor as it is."""
-    usual = type(tensor) in _USUAL and tensor.is_cpu and tensor.dtype is torch.float32
-    return usual and tensor.layout is torch.strided and tensor.is_contiguous() and is_native()
+    return (
+        tensor.dtype is torch.float32
+        and type(tensor) in _USUAL
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_nested
+        and not is_wrapped(tensor)
+        and not tensor.is_neg()
+        and is_native()
+    )
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -92,13 +92,13 @@ class Value:
 
     def __init__(self, tensor: Tensor, places: list[int]) -> None:
         self.tensor = weakref.ref(tensor)
-        self.version = 0 if tensor.is_inference() else tensor._version
+        self.version = -1 if tensor.is_inference() else tensor._version
         self.places = places
         self.gradient: GradientHook | None = None
 
     def is_still(self, tensor: Tensor) -> bool:
         """Whether this is the tensor, unchanged."""
-        return self.tensor() is tensor and (tensor.is_inference() or tensor._version == self.version)
+        return self.tensor() is tensor and (self.version < 0 or tensor._version == self.version)
 
 
 class GradientHook:
@@ -126,9 +126,8 @@ class GradientHook:
         if known is not None and known.is_still(grad):
             known.places += self.places
         else:
-            places = [*self.places]  # for itself: more can be added to it
-            values[id(grad)] = Value(grad, places)
-            micro.gather.add(places, grad)
+            known = values[id(grad)] = Value(grad, [*self.places])  # for itself: more can be added to it
+            micro.gather.add(known.places, grad, known.version >= 0)
 
 
 class OutputHook(Hook):
@@ -139,7 +138,8 @@ class OutputHook(Hook):
         self.model = model
         self.site = site
         self.kind = type(module).__name__
-        self._places: dict[tuple[Any, str], int] = {}
+        self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
+        self._gradients: dict[tuple[Any, ...], int] = {}
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
@@ -168,38 +168,38 @@ class OutputHook(Hook):
             return
         recorder = self.recorder
         micro = recorder.micro
-        place = self._places.get((path, "output")) or self._place(path, "output", tensor.dtype)
+        place = self._outputs.get(path)
+        if place is None:
+            place = self._outputs[path] = self._place(path, "output", tensor.dtype)
         known = micro.values.get(id(tensor))
         if known is not None and known.is_still(tensor):
             known.places.append(place)
         else:
             known = micro.values[id(tensor)] = Value(tensor, [place])
             if recorder.measures_outputs:
-                micro.gather.add(known.places, tensor)
+                micro.gather.add(known.places, tensor, known.version >= 0)
         if recorder.measures_gradients and tensor.requires_grad:
             if known.gradient is None:
                 known.gradient = GradientHook(recorder)
                 handle = _hook_gradient(tensor, known.gradient)
                 if handle is not None:
                     recorder.part.handles.append(handle)
-            place = self._places.get((path, "output_grad")) or self._place(path, "output_grad", tensor.dtype)
-            known.gradient.places.append(place)
+            own = self._gradients.get(path)
+            if own is None:
+                own = self._gradients[path] = self._place(path, "output_grad", tensor.dtype)
+            known.gradient.places.append(own)
         if (self._is_rectifier or self._limits is not None) and recorder.measures_outputs:
-            self._watch_units(tensor)
+            self._watch_units(tensor, place)
 
     def _place(self, path: Any, what: str, dtype: object) -> int:
-        known = self._places.get((path, what))
-        if known is None:
-            site = self.site + "".join(f"[{key}]" for key in path)
-            known = self.recorder.places.number(self.model.name, site, what, self.kind, dtype)
-            self._places[path, what] = known
-        return known
+        site = self.site + "".join(f"[{key}]" for key in path)
+        return self.recorder.places.number(self.model.name, site, what, self.kind, dtype)
 
-    def _watch_units(self, tensor: Tensor) -> None:
+    def _watch_units(self, tensor: Tensor, place: int) -> None:
         """Which units of a ReLU never fire over some calls; which share of a sigmoid's values is at its ends."""
         if tensor.layout is not torch.strided or tensor.is_nested:
             return
-        scalars, place = self.recorder.micro.scalars, self._place((), "output", tensor.dtype)
+        scalars = self.recorder.micro.scalars
         if self._limits is not None:
             centre, far = self._limits
             scalars.add(("saturated", place), ((tensor.detach() - centre).abs() > far).double().mean())
@@ -271,4 +271,5 @@ class RootHook(Hook):
             for path, tensor in tensors_in(value, (key,)):
                 site = self.site + ":in" + "".join(f"[{part}]" for part in path)
                 place = recorder.places.number(self.model.name, site, "input", self.kind, tensor.dtype)
-                recorder.micro.gather.add([place], tensor)
+                known = Value(tensor, [place])
+                recorder.micro.gather.add(known.places, tensor, known.version >= 0)

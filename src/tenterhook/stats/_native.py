@@ -29,6 +29,7 @@ Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
 _SOURCE = Path(__file__).with_name("_native.c")
 _SHEET = 256  # rows
 _MOST = 8  # sheets that are kept for later
+_ROW, _BINS = 8 * len(NUMBERS), 4 * BINS  # bytes
 _JOB = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
 
 
@@ -53,6 +54,7 @@ class Sheet:
     def __init__(self, rows: int = _SHEET) -> None:
         self.numbers, self.bins = np.empty((rows, len(NUMBERS))), np.empty((rows, BINS), np.int32)
         self._at = self.numbers.ctypes.data, self.bins.ctypes.data
+        self._measure = _compiled().now
         self.places: list[list[int]] = []
         self.lost: list[list[int]] = []  # the places of what was written into before it was measured
 
@@ -65,11 +67,11 @@ class Sheet:
         self,
         places: list[int],
         tensor: Tensor,
-        later: bool = False,
+        crew: "Crew | None" = None,
         minus: Tensor | None = None,
         copy: Tensor | None = None,
     ) -> None:
-        """Measure contiguous float32 values, less others, or copy them meanwhile; `later` by the thread."""
+        """Measure contiguous float32 values, less others, or copy them meanwhile; by the thread where one is given."""
         k = len(self.places)
         self.places.append(places)
         job = (
@@ -77,19 +79,13 @@ class Sheet:
             None if minus is None else minus.data_ptr(),
             None if copy is None else copy.data_ptr(),
             tensor.numel(),
-            self._at[0] + k * 8 * len(NUMBERS),
-            self._at[1] + k * 4 * BINS,
+            self._at[0] + k * _ROW,
+            self._at[1] + k * _BINS,
         )
-        code = _compiled()
-        assert code is not None
-        if not later or (crew := _crew()) is None:
-            code.now(*job)
-            return
-        with crew.lock:
-            held = _Held(tensor, self, k, (minus, copy))
-            crew.held.append(held)
-            held.number = crew.submit(*job)
-            crew.let_go()
+        if crew is None:
+            self._measure(*job)
+        else:
+            crew.take(_Held(tensor, self, k, (minus, copy)), job)
 
     def clear(self) -> None:
         """Make room for other values, once these were read."""
@@ -109,14 +105,12 @@ def new_sheet() -> Sheet:
 def finish() -> None:
     """Have everything measured that waits for the thread. Takes part in it."""
     if _crew.cache_info().currsize and (crew := _crew()) is not None:
-        with crew.lock:
-            crew.finish()
-            crew.let_go()
+        crew.finish()
 
 
-def has_idle_core() -> bool:
-    """Whether there is a core that torch does not use."""
-    return torch.get_num_threads() < _cores()
+def idle_core() -> "Crew | None":
+    """The thread, if there is a core that torch does not use."""
+    return _crew() if torch.get_num_threads() < _cores() else None
 
 
 @functools.cache
@@ -135,15 +129,28 @@ class _Held:
         self.number: int | None = None  # None if a signal came before it was submitted, or before we knew
 
 
-class _Crew:
+class Crew:
     """The thread, and what it works on."""
 
     def __init__(self, code: Any, submit: Any) -> None:
-        self.finish, self.submit = code.finish, submit
-        self.lock = threading.RLock()
-        self.held: deque[_Held] = deque()
+        self._submit, self._finish = submit, code.finish
         self._finished = ctypes.c_int64.in_dll(code, "finished")
+        self._lock = threading.RLock()
         self._for_good: list[_Held] = []
+        self.held: deque[_Held] = deque()
+
+    def take(self, held: _Held, job: tuple[Any, ...]) -> None:
+        """Have something measured, and keep it until then."""
+        with self._lock:
+            self.held.append(held)
+            held.number = self._submit(*job)
+            self.let_go()
+
+    def finish(self) -> None:
+        """Wait until all is measured, and take part in it."""
+        with self._lock:
+            self._finish()
+            self.let_go()
 
     def let_go(self) -> None:
         """Of what is measured. Where a tensor was written into in the meantime, that may have been too early."""
@@ -158,14 +165,14 @@ class _Crew:
 
 
 @functools.cache
-def _crew() -> _Crew | None:
+def _crew() -> Crew | None:
     code = _compiled()
     if code is None or code.start() != 0:
         return None
     submit = ctypes.PyDLL(None, handle=code._handle).submit  # a call so short that letting go of the GIL is longer
     submit.restype, submit.argtypes = ctypes.c_int64, _JOB
     atexit.register(finish)
-    return _Crew(code, submit)
+    return Crew(code, submit)
 
 
 os.register_at_fork(after_in_child=_crew.cache_clear)  # a forked process has no such thread
