@@ -198,8 +198,9 @@ def test_without_a_compiler_nothing_is_missing(monkeypatch):
     _native._compiled.cache_clear()
     monkeypatch.setenv("TENTERHOOK_CC", "/no/such/compiler")
     assert _native.measure_native([torch.ones(3)]) is None
-    _native._compiled.cache_clear()
     check(measured(torch.ones(3))[0], np.ones(3))
+    monkeypatch.undo()
+    _native._compiled.cache_clear()
 
 
 def test_complex_counts_its_parts():
