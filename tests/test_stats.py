@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenterhook.record import _gather
 from tenterhook.record._gather import Gather
 from tenterhook.record._parts import divided
 from tenterhook.record._step import Histograms, Rows
@@ -232,15 +233,30 @@ def test_nested_rows_one_after_another():
     check(measured(nested)[0], torch.cat(rows).numpy())
 
 
-def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_then_on():
+def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_then_on(way, monkeypatch):
+    class Slow(_native.Crew):  # looks at nothing before it is waited for
+        def take(self, held, job):
+            self.held.append(held)
+            jobs.append((held, job))
+
+        def finish(self):
+            for held, job in jobs:
+                held.number = self._submit(*job)
+            jobs.clear()
+            super().finish()
+
+    jobs = []
+    if _native.is_native():
+        slow = Slow(_native._compiled(), _native._crew()._submit)
+        monkeypatch.setattr(_gather, "idle_core", lambda: slow)
     at_once = set()
     for expected in ([], [10.0], [10.0]):
         value, gather = torch.ones(10), Gather(at_once)
         gather.add([7], value)
         value.zero_()
         gather.settle()
-        found = [dict(zip(NUMBERS, block.arrays()[0][0], strict=True))["sum"] for block in gather.blocks]
-        assert found == expected and gather.lost == (not expected)
+        rows = [row for block in gather.blocks for its, row in zip(block.places, block.arrays()[0], strict=True) if its]
+        assert [row[NUMBERS.index("sum")] for row in rows] == expected and gather.lost == (not expected)
 
 
 def test_plain_does_not_copy_what_lies_densely():
