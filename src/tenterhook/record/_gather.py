@@ -123,16 +123,20 @@ class Gather:
 
     def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
         """The same for tensors that stay where they are; on a GPU their table is kept in `memory`."""
-        if not tensors or not all(map(_is_usual, tensors)) or len({t.device for t in tensors}) > 1 or not _kernel():
+        if not tensors or not tensors[0].is_cuda:
+            self.add_all(places, tensors)
+            return
+        what = [(tensor.data_ptr(), tensor.numel(), tensor.dtype) for tensor in tensors]
+        known = memory.get("of") == what
+        if not known and not _fits_in_a_plan(tensors):
             self.add_all(places, tensors)
         elif not torch.cuda.is_current_stream_capturing():
             from tenterhook.stats._cuda import Plan
 
-            plan = memory.get("plan")
-            if plan is None or plan.addresses != [tensor.data_ptr() for tensor in tensors]:
-                plan = memory["plan"] = Plan(tensors)
+            if not known:
+                memory.update(of=what, plan=Plan(tensors))
             with unrecorded():
-                self._launched.setdefault(tensors[0].device, []).append((places, *plan.measure()))
+                self._launched.setdefault(tensors[0].device, []).append((places, *memory["plan"].measure()))
 
     def add_copied(self, places: list[int], tensor: Tensor, copy: Tensor) -> None:
         """Measure a plain tensor, and copy it in passing."""
@@ -258,6 +262,12 @@ def _room(device: torch.device) -> int:
 
 def _is_usual(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in _READY and type(tensor) in _USUAL and tensor.is_contiguous()
+
+
+def _fits_in_a_plan(tensors: list[Tensor]) -> bool:
+    if not all(map(_is_usual, tensors)) or len({tensor.device for tensor in tensors}) > 1:
+        return False
+    return _kernel() is not None
 
 
 @functools.cache

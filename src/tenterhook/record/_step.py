@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,8 +127,7 @@ class Rows:
 NO_ROWS = Rows((), np.zeros((0, len(NUMBERS))), Histograms.of(np.zeros((0, BINS), np.int32)))
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """What a step knows about a parameter, beside its numbers."""
 
     model: str

@@ -37,19 +37,19 @@ class Weights:
 
     def look(self, optimizer: Optimizer) -> None:
         """Find out whose the parameters are, again where something was added since."""
-        parameters = [
-            (g, i, p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
-        ]
-        state = (len(self._models.all), *[id(p) for _, _, p in parameters])
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        state = (len(self._models.all), *map(id, tensors))
         if state != self._known:
             self._known = state
-            if any(self._models.parameter(p) is None for _, _, p in parameters):
+            if any(self._models.parameter(p) is None for p in tensors):
                 for model in self._models.all:
                     model.look()  # a layer may have been exchanged
             self._kept = {}
             self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
-            self._mine = [k for k, one in enumerate(parameters) if self._name(*one)]
-        self._tensors = [parameters[k][2] for k in self._mine]  # until the step is over; they are not ours to keep
+            groups = enumerate(optimizer.param_groups)
+            each = [(g, i, p) for g, group in groups for i, p in enumerate(group["params"])]
+            self._mine = [k for k, one in enumerate(each) if self._name(*one)]
+        self._tensors = [tensors[k] for k in self._mine]  # until the step is over; they are not ours to keep
 
     def _name(self, group: int, i: int, parameter: Tensor) -> bool:
         known = self._models.parameter(parameter)
@@ -70,7 +70,7 @@ class Weights:
             self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
             for i, old in self._old.items():
                 gather.add_copied(numbers["parameter"][i], tensors[i], old)
-            rest = [i for i in range(len(tensors)) if i not in self._old]
+            rest = [i for i in range(len(tensors)) if i not in self._old] if self._old else range(len(tensors))
             gather.add_fixed([numbers["parameter"][i] for i in rest], [tensors[i] for i in rest], self._memory)
         if "parameter_grad" in self._what:
             gather.add_all([numbers["parameter_grad"][i] for i in graded], [tensors[i].grad for i in graded])  # type: ignore[misc]

@@ -57,12 +57,12 @@ class Plan:
     """The tables for some tensors. As long as these keep their memory, they can be measured with it again and again."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.addresses = [t.data_ptr() for t in tensors]
+        addresses = [t.data_ptr() for t in tensors]
         self._rows, self._device = len(tensors), tensors[0].device
         sizes = [t.numel() for t in tensors]
         plans = [_plan(size) for size in sizes]
         ends = list(accumulate(programs for programs, _ in plans))
-        table = array("q", [0, *ends[:-1], *self.addresses, *sizes, *[_KINDS[t.dtype] for t in tensors]])
+        table = array("q", [0, *ends[:-1], *addresses, *sizes, *[_KINDS[t.dtype] for t in tensors]])
         self._filled = b"".join([table.tobytes(), *[row for _, row in plans]])
         self._programs, self._start = ends[-1], len(table)
 
