@@ -111,7 +111,7 @@ class Gather:
 
     def add(self, places: list[int], tensor: Tensor, has_version: bool = True) -> None:
         """Measure a tensor, now if nothing tells of a change; to `places` more can be added until it is settled."""
-        now = not has_version or not self._at_once.isdisjoint(places)
+        now = not has_version or (bool(self._at_once) and not self._at_once.isdisjoint(places))
         self._take(places, tensor, now)
         if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device)):
             self.measure()
@@ -177,7 +177,8 @@ class Gather:
             return
         if not self._waiting and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a CUDA graph: nothing is computed yet
-        self._waiting.append((places, tensor.detach(), -1 if tensor.is_inference() else tensor._version))
+        version = -1 if tensor.is_inference() else tensor._version
+        self._waiting.append((places, tensor.detach() if tensor.requires_grad else tensor, version))
         self._bytes += tensor.nbytes
 
     def measure(self) -> None:
