@@ -1,6 +1,6 @@
 """Which steps are sampled."""
 
-from tenterhook.record._schedule import Schedule
+from tenterhook.record._schedule import IN_TRUTH, Schedule
 
 
 def run(schedule, steps, *, step=1.0, cost=0.5, found=()):
@@ -10,7 +10,7 @@ def run(schedule, steps, *, step=1.0, cost=0.5, found=()):
         wanted = schedule.wants(number)
         if wanted:
             sampled.append(number)
-        schedule.paid(number, step + (cost if wanted else 0), cost if wanted else 0, wanted)
+        schedule.paid(number, step + (cost if wanted else 0), cost / IN_TRUTH if wanted else 0, wanted)
         if number in found:
             schedule.found(number)
     return sampled

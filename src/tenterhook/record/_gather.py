@@ -209,6 +209,8 @@ class Gather:
 
     def settle(self) -> None:
         """Measure what waits, and start copying to the host what was measured elsewhere."""
+        if not self._rows and not self._sheets and not self._launched:
+            return
         self.measure()
         for sheet in self._sheets:
             many = len(sheet.places)

@@ -73,6 +73,7 @@ class Recorder:
         self._pid = os.getpid()
         self._at_once: set[int] = set()
         self._pending: list[Pending] = []
+        self._samples = 0  # those of them that were sampled
         self._current: Pending | None = None
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
@@ -329,12 +330,12 @@ class Recorder:
         self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
         self.steps += 1
         # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
-        sampled = sum(one.sampled for one in self._pending)
-        if sampled >= _SAMPLES or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
+        self._samples += step.sampled
+        if self._samples >= _SAMPLES or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
             self._drain()
 
     def _drain(self, wait: bool = False) -> None:
-        self._drained = time.perf_counter()
+        self._drained, self._samples = time.perf_counter(), 0
         with uninterrupted():
             self._hand_on(wait)
 
