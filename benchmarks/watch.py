@@ -143,7 +143,7 @@ def with_start(make: Make, options: Options, many: int) -> float:
 def trainings(rounds: int) -> Rows:
     if device() == "cuda":
         return on_gpu(rounds)
-    times = 1 if rounds < 1000 else 3
+    times = 1 if rounds < 1000 else 2
     rows: Rows = []
     cases: dict[str, Make] = {
         "digits CNN, 64 images": digits,
