@@ -234,22 +234,8 @@ def test_nested_rows_one_after_another():
     check(measured(nested)[0], torch.cat(rows).numpy())
 
 
-def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_then_on(way, monkeypatch):
-    class Slow(_native.Crew):  # looks at nothing before it is waited for
-        def take(self, held, job):
-            self.held.append(held)
-            jobs.append((held, job))
-
-        def finish(self):
-            for held, job in jobs:
-                held.number = self._submit(*job)
-            jobs.clear()
-            super().finish()
-
-    jobs = []
-    if _native.is_native():
-        slow = Slow(_native._compiled(), _native._crew()._submit)
-        monkeypatch.setattr(_gather, "idle_core", lambda: slow)
+def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_then_on(monkeypatch):
+    monkeypatch.setattr(_native, "_compiled", lambda: None)  # so that small values wait for others
     at_once = set()
     for expected in ([], [10.0], [10.0]):
         value, gather = torch.ones(10), Gather(at_once)
@@ -258,6 +244,28 @@ def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_th
         gather.settle()
         rows = [row for block in gather.blocks for its, row in zip(block.places, block.arrays()[0], strict=True) if its]
         assert [row[NUMBERS.index("sum")] for row in rows] == expected and gather.lost == (not expected)
+
+
+@pytest.mark.parametrize("write", ["zero_", "data", "numpy", "set_", "resize"])
+def test_what_becomes_of_a_value_later_is_nothing_to_us(sheet, write, monkeypatch):
+    monkeypatch.setattr(_gather, "idle_core", _native._crew)
+    for _ in range(3):
+        value, gather = torch.full((1_000_000,), 2.0), Gather(set())
+        gather.add([7], value)
+        if write == "zero_":
+            value.zero_()
+        elif write == "data":
+            value.data = torch.zeros(1)
+        elif write == "numpy":
+            value.numpy()[:] = 0
+        elif write == "set_":
+            value.set_(torch.zeros(1))
+        else:
+            value.untyped_storage().resize_(0)
+        gather.settle()
+        (block,) = gather.blocks
+        row = dict(zip(NUMBERS, block.arrays()[0][0], strict=True))
+        assert (row["sum"], row["zeros"], gather.lost) == (2_000_000, 0, 0)
 
 
 def test_plain_does_not_copy_what_lies_densely():

@@ -1,4 +1,4 @@
-"""Measuring the values of a step as they come: on a GPU together, on a CPU at once, by another core if one is idle.
+"""Measuring the values of a step as they come: on a GPU together, on a CPU at once.
 
 On a GPU several tensors take little longer than one; so do small ones where there is no compiler. Meanwhile a value
 waits, uncopied. If the model writes into it before it was measured, that one measurement is lost and counted as such,
@@ -112,14 +112,14 @@ class Gather:
     def add(self, places: list[int], tensor: Tensor, has_version: bool = True) -> None:
         """Measure a tensor, now if nothing tells of a change; to `places` more can be added until it is settled."""
         now = not has_version or (bool(self._at_once) and not self._at_once.isdisjoint(places))
-        self._take(places, tensor, now)
+        self._take(places, tensor)
         if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device)):
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
-        """The same for many tensors; they are measured with the next ones, or by `measure`."""
+        """The same for many tensors; the program may go on only after `measure`."""
         for its, tensor in zip(places, tensors, strict=True):
-            self._take(its, tensor, tensor.is_inference())
+            self._take(its, tensor, together=not tensor.is_inference())
 
     def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
         """The same for tensors that stay where they are; on a GPU their table is kept in `memory`."""
@@ -152,14 +152,14 @@ class Gather:
             self._crew = idle_core()
         return self._sheets[-1]
 
-    def _take(self, places: list[int], tensor: Tensor, now: bool) -> None:
+    def _take(self, places: list[int], tensor: Tensor, together: bool = False) -> None:
         if self._rows >= _MOST:  # calls and calls, and never a step
             self.skipped += 1
             return
         self._rows += 1
         if is_plain(tensor):
-            sheet = self._sheet()
-            sheet.add(places, tensor, None if now else self._crew)
+            sheet = self._sheet()  # what it writes into or frees next, we do not know: so not by the other core
+            sheet.add(places, tensor, self._crew if together else None)
             return
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         usual = usual and tensor.layout is torch.strided and not tensor.is_nested
@@ -226,7 +226,6 @@ class Gather:
                 rows = [torch.cat([one[k] for one in found]) for k in (1, 2)]  # type: ignore[misc]
                 self.blocks.append(Block([its for some, _, _ in found for its in some], *rows))
         self._launched = {}
-
 
     def clear(self) -> None:
         """The numbers were read, and their memory can be used for others."""

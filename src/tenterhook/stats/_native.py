@@ -2,8 +2,8 @@
 
 That takes an eighth of a second and leaves nothing behind. Without a compiler NumPy does the same in six passes.
 
-Where the machine has a core that torch does not use, a thread of the C code measures while the model goes on. It never
-waits for Python, nor Python for it, but in `finish`. Until then whatever it reads or writes is kept alive here.
+Where the machine has a core that torch does not use, a thread of the C code takes part. It never waits for Python, nor
+Python for it, but in `finish`, which must come before the program goes on: it may free or write into what is read.
 """
 
 import atexit
