@@ -1642,3 +1642,98 @@ def test_a_generator_is_looked_after_between_its_turns():
     with capture(model, "./turns/k") as seen:
         model(torch.ones(2))
     assert [value[0].item() for value in seen.calls("./turns/k")] == [0, 1, 2]
+
+
+class Number:
+    """An object of Python's, to which arithmetic with a tensor is code like any other."""
+
+    def __add__(self, other):
+        return other * 3
+
+    def __radd__(self, other):
+        made = other * 2
+        made + 1
+        return made
+
+    def __neg__(self):
+        return torch.full((4,), 7.0)
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+GIVEN = [
+    "number + x",
+    "x + number",
+    "-number",
+    "number + x + 1",
+    "number[2]",
+    "x",
+    "pair[0]",
+    "self.p",
+    "x + 2",
+    "Held(x * 2).value",
+    "x if flag else x + 1",
+]
+AROUND = [
+    "{}",
+    "if flag:\n    {}",
+    "if not flag:\n    {}",
+    "for _ in range(2):\n    {}",
+    "try:\n    {}\nfinally:\n    pass",
+]
+
+
+class Held:
+    def __init__(self, value):
+        self.value = value
+
+
+class Given(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("p", torch.arange(4.0))
+        self.h = torch.zeros(4)
+
+
+def given(source):
+    known = {"torch": torch, "number": Number(), "Held": Held, "told": []}
+    exec(source, known)
+    return type("Model", (Given,), {"forward": known["forward"]})(), known["told"]
+
+
+@pytest.mark.parametrize("variable", ["y", "new", "self.h"])
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("value", GIVEN)
+def test_an_assignment_counts_whatever_gives_the_value(value, around, variable):
+    """`y` is an argument that is assigned anew, `new` is a variable, `self.h` was something before."""
+    first, second = around.format(f"{variable} = {value}"), f"{variable} = x * 5"
+    start = "def forward(self, x, y, pair, flag):\n"
+    lines = [*first.splitlines(), "torch.relu(x)", second, "return x + 1"]
+    tell = f"told.append({variable})"
+    told_lines = [*around.format(f"{variable} = {value}; {tell}").splitlines(), second, tell, "return x + 1"]
+    inputs = torch.ones(4), torch.ones(4) * 9, (torch.ones(4) * 4, torch.ones(4)), True
+    twin, told = given(start + "\n".join("    " + line for line in told_lines))
+    twin(*inputs)
+    told = [one for i, one in enumerate(told) if i == 0 or one is not told[i - 1]]  # the same again is no other value
+    model, _ = given(start + "\n".join("    " + line for line in lines))
+    for _ in range(2):  # the second time it is known which sums are operations
+        with capture(model, f"./{variable}") as seen:
+            model(*inputs)
+        assert len(list(seen)) == len(told)
+        for address, expected in zip(seen, told, strict=True):
+            torch.testing.assert_close(seen[address], expected)
+
+
+def test_a_sum_that_is_no_operation_is_told_from_one_that_is():
+    class Summed(nn.Module):
+        def forward(self, x):
+            y = Number() + x
+            y = y + 5
+            return y
+
+    model = Summed()
+    with edit(model, {"./y#1": scale(2.0)}):
+        torch.testing.assert_close(model(torch.ones(2)), torch.full((2,), 16.0))
+    with pytest.raises(EditError, match=r"y = Number\(\) \+ x"), edit(model, {"./y#0": scale(2.0)}):
+        model(torch.ones(2))

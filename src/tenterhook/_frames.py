@@ -202,11 +202,41 @@ def is_plumbing(file: str, name: str) -> bool:
 
 
 def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """The tensors, and structures of such, that some local variables hold now."""
+    """The tensors, and structures of such, that some local variables, and attributes of such, hold now."""
     values = _locals(frame)
-    found = [(name, values[name]) for name in names if name in values and holds_tensors(values[name])]
+    found = []
+    for name in names:
+        thing, *path = name.split(".")
+        value = _stored_in(values.get(thing), path)
+        if holds_tensors(value):
+            found.append((name, value))
     _let_go(frame, values)
     return found
+
+
+def attributes(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """What some attributes of a module are now, by how its forward calls them: `self.h`."""
+    return {name: _stored_in(module, name.split(".")[1:]) for name in names}
+
+
+def _stored_in(thing: Any, path: list[str]) -> Any:
+    """An attribute of an attribute, if it is nothing but stored there: no code of the model's runs to get it."""
+    for name in path:
+        places = [vars(thing)] if hasattr(thing, "__dict__") else []
+        places += [thing._buffers, thing._parameters] if isinstance(thing, nn.Module) else []
+        thing = next((place[name] for place in places if name in place), None)
+    return thing
+
+
+def arguments(frame: Any) -> dict[str, Any]:
+    """What a module's forward was given, by name; nothing where torch did not call it."""
+    code, back = frame.f_code, frame.f_back
+    if back is None or back.f_code.co_filename != CALLS:
+        return {}
+    positional, named = _read(back, "args") or (), _read(back, "kwargs") or {}
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    is_method = first_argument(frame) is _read(back, "self")
+    return {**dict.fromkeys(names), **dict(zip(names[is_method:], positional, strict=False)), **named}
 
 
 def all_variables(frame: Any) -> dict[str, Any]:

@@ -29,7 +29,9 @@ from tenterhook._frames import (
     NOWHERE,
     Frames,
     Where,
+    arguments,
     asker,
+    attributes,
     holder,
     holds_tensors,
     is_call_of,
@@ -56,7 +58,7 @@ _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backw
 class _Here:
     """What a session knows of one function that ran."""
 
-    __slots__ = ("changing", "code", "names", "ran", "skip", "spots", "watch")
+    __slots__ = ("changing", "code", "names", "ran", "skip", "spots", "unproven", "watch")
 
     def __init__(self, code: types.CodeType, spots: Spots | None) -> None:
         self.code = code  # kept alive, so that its id stays its own
@@ -65,6 +67,7 @@ class _Here:
         self.ran = False  # whether an operation was seen in it
         self.skip: set[int] = set()  # the places that nobody wants
         self.watch: tuple[str, ...] = ()  # the variables to look after
+        self.unproven: set[int] = set()  # the arithmetic that gives them a value and was never seen to be an operation
         self.changing: list[int] = []  # where these may get other values, in order
 
     def is_unchanged(self, since: int, now: int) -> bool:
@@ -92,6 +95,7 @@ class Inside(Mode):
         self._hands_up = False  # whether a variable is wanted that may take what a function returns
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
+        self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
@@ -178,6 +182,8 @@ class Inside(Mode):
         if spot is not None and not (spot.is_nameless and here.names is not None and operation(func) not in here.names):
             taker = None if iterates and not spot.unpacks else spot.taker
             out = self._came(frame, spot, taker, func, args, kwargs or {}, out)
+        if here.unproven and holds_tensors(out):
+            self._prove(here, here.spots[frame.f_lasti].offset)
         if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
             out = self._hand_up(frame, here.spots[frame.f_lasti], out, _is_among(out, args))
         return out
@@ -327,6 +333,8 @@ class Inside(Mode):
         if id(module) in self._wanted:
             self._active[id(module)] = self._active.get(id(module), 0) + 1
             self._set_alert()
+            if names := [pattern.last for pattern in self._wanted[id(module)] if "." in pattern.last]:
+                self._attributes[id(module)] = attributes(module, names)
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         if (self._alert or here.watch) and here.spots is not None:
@@ -358,14 +366,30 @@ class Inside(Mode):
         known, names = here.spots, here.names
         if known is None:
             return
-        here.watch = tuple(
+        taking = [
             name for name, givers in known.givers.items() if (name in names if names is not None else -1 not in givers)
-        )
+        ]
+        doubtful = {name: at - known.proven for name, at in known.arithmetic.items() if names is None or name in names}
+        here.unproven = set().union(*doubtful.values())
+        taking += [name for name, at in doubtful.items() if at and name not in taking]
+        here.watch = tuple(taking)
         here.changing = known.stores(here.watch)
         if here.watch and not self._watches:
             self._watches = self._hands_up = True
             for other in self._here.values():
                 other.skip.clear()
+            self._set_alert()
+
+    def _prove(self, here: _Here, offset: int) -> None:
+        """An operation was seen at a place: the variable that takes it need not be looked after for its sake."""
+        if offset not in here.unproven:
+            return
+        assert here.spots is not None
+        here.spots.proven.add(offset)
+        self._set_watch(here)
+        if not any(other.watch for other in self._here.values()):
+            self._watches = False
+            self._running.clear()
             self._set_alert()
 
     def _set_alert(self) -> None:
@@ -400,14 +424,19 @@ class Inside(Mode):
             where.is_followed = True
             self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
             self._set_alert()
-            now = dict(values)  # as far as can be told, they still are the arguments
+            given = {**dict(values), **arguments(frame)}  # as far as can be told
+            if not where.prefix:
+                given.update(self._attributes.get(id(where.owner), ()))
             for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
-                where.bound[name] = _reference(now.get(name))
+                if not here.spots.is_assigned(name, frame.f_lasti):
+                    where.bound[name] = _reference(given.get(name))
         for name, value in values:
             before = where.bound.get(name)
             if before is not None and before() is value:
                 continue
             where.bound[name] = _reference(value)
+            if "." in name and not here.spots.may_assign(name, last, frame.f_lasti):  # another function has
+                continue
             spot = here.spots.giving(name, frame.f_lasti)
             coming = where.coming.get(name, [])
             told = next((i for i, (reference, _) in enumerate(coming) if _is_same(reference(), value)), None)

@@ -12,7 +12,7 @@ import linecache
 import sys
 import types
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple, Union
 
@@ -25,7 +25,7 @@ _FROM_NOTHING = _LOADS | {"LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE", "COPY"}
 _GIVE_NOTHING: tuple[str, ...] = ("STORE_", "POP_", "RETURN_", "JUMP_", "DELETE_", "END_", "RAISE_", "RERAISE")
 _GIVE_NOTHING += ("LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_", "PRECALL")
 _NO_STEPS = {"CACHE", "NOP", "EXTENDED_ARG", "RESUME", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL", "KW_NAMES"}
-_NOT_ARITHMETIC = ("BINARY_OP", "UNARY_", "COMPARE_", "SWAP", "UNPACK_")
+_ARITHMETIC = ("BINARY_OP", "UNARY_", "COMPARE_")
 # The steps whose own result an operation's may be. In others, such as LIST_EXTEND, Python calls it for itself.
 _OPERATIONS = ("BINARY_", "UNARY_", "COMPARE_", "CALL", "LOAD_ATTR", "UNPACK_")
 # What these return is not what the operations return that they call.
@@ -380,6 +380,7 @@ class Spots(dict[int, Spot]):
     def __init__(self, code: types.CodeType) -> None:
         self.code = code  # keeps it alive, so that its id stays its own
         self._steps = Steps(code)
+        self.proven: set[int] = set()  # the arithmetic that was seen to be an operation of torch
 
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
@@ -387,7 +388,7 @@ class Spots(dict[int, Spot]):
 
     def giving(self, name: str, before: int) -> Spot:
         """The spot that most likely gave a variable its value: the nearest one before another."""
-        givers = self.givers.get(name, {before})
+        givers = self.givers.get(name, set()) | self.arithmetic.get(name, set()) or {before}
         at = self[before].offset
         return self[max((offset for offset in givers if offset < at), default=max(givers))]
 
@@ -397,24 +398,33 @@ class Spots(dict[int, Spot]):
         return {str(step.argument) for step in self._steps if step.op in _STORES}
 
     @cached_property
-    def givers(self) -> dict[str, set[int]]:
-        """For each variable: the steps that may give it its value; -1 for an argument that stays what it is.
+    def arithmetic(self) -> dict[str, set[int]]:
+        """For each variable: the sums, products, comparisons and so on that may give it its value.
 
-        Arithmetic is left out: with a tensor it is an operation, and is seen by itself.
+        With a tensor each is an operation, and is seen by itself; with an object of Python's it may be anything.
         """
+        return self._giving(lambda op: op.startswith(_ARITHMETIC))
+
+    @cached_property
+    def givers(self) -> dict[str, set[int]]:
+        """For each variable: the other steps that may give it its value; -1 for an argument that stays what it is."""
+        found = self._giving(lambda op: not op.startswith((*_ARITHMETIC, "SWAP", "UNPACK_")))
+        changed = self.variables | self._written
+        arguments = () if self.code.co_name in COMPREHENSIONS else self._arguments
+        return {**found, **{name: {-1} for name in arguments if name not in changed}}
+
+    def _giving(self, counts: Callable[[str], bool]) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
         if self.code.co_name in COMPREHENSIONS:
             return found
         for i, step in enumerate(self._steps):
-            if step.gives and not step.op.startswith(_NOT_ARITHMETIC):
+            if step.gives and counts(step.op):
                 for name in flat(self._steps.taker(i + 1, 0)):
-                    if "." not in name:
-                        found.setdefault(name, set()).add(step.offset)
+                    found.setdefault(name, set()).add(step.offset)
         for step in self._steps:  # the variables of a comprehension, which has no frame of its own in newer Pythons
             if step.op == "LOAD_FAST_AND_CLEAR":
                 found.pop(str(step.argument), None)
-        changed = self.variables | self._written
-        return {**found, **{name: {-1} for name in self._arguments if name not in changed}}
+        return found
 
     @cached_property
     def _written(self) -> set[str]:
@@ -433,7 +443,24 @@ class Spots(dict[int, Spot]):
 
     def stores(self, names: tuple[str, ...]) -> list[int]:
         """Where some variables are assigned, in order."""
-        return [step.offset for step in self._steps if step.op in _STORES and step.argument in names]
+        return [step.offset for i, step in enumerate(self._steps) if self._stored(i) in names]
+
+    def _stored(self, i: int) -> str | None:
+        """What the i-th step assigns to: `y`, `self.h`."""
+        step = self._steps[i]
+        if step.op == "STORE_ATTR":
+            thing = self._steps.path(self._steps.operands[i][1])
+            return None if thing is None else f"{thing}.{step.argument}"
+        return str(step.argument) if step.op in _STORES else None
+
+    def is_assigned(self, name: str, before: int) -> bool:
+        """Whether a variable was assigned before a place, whichever way the code took there."""
+        here = self._steps[: max(self._steps.running(before), 0)]
+        return not any(step.jump is not None for step in here) and name in map(self._stored, range(len(here)))
+
+    def may_assign(self, name: str, since: int, now: int) -> bool:
+        """Whether a variable may have been assigned here from one place to another."""
+        return any(self.loops or since <= offset < now for offset in self.stores((name,)))
 
     @cached_property
     def loops(self) -> bool:
@@ -442,8 +469,9 @@ class Spots(dict[int, Spot]):
 
     @cached_property
     def rebound(self) -> set[str]:
-        """The arguments that get another value."""
-        return self.variables.intersection(self._arguments)
+        """What had a value before, and gets another: arguments and attributes."""
+        stored = {self._stored(i) for i in range(len(self._steps))}
+        return {name for name in stored if name is not None and (name in self._arguments or "." in name)}
 
 
 _known: dict[int, Spots] = {}
