@@ -238,12 +238,13 @@ class Inside(Mode):
     def _bind(self, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
         """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""
         if isinstance(taker, str):
-            names = self._known(spot.code).names
-            if (names is not None and taker not in names) or not holds_tensors(value):
+            here = self._known(spot.code)
+            if (here.names is not None and taker not in here.names) or not holds_tensors(value):
                 return value
             new = self._reach(where, taker, value, spot, older=older)
             value = value if new is None else new
-            where.coming.setdefault(taker, []).append((_reference(value), spot.offset))
+            if taker in here.watch:
+                where.coming.setdefault(taker, []).append((_reference(value), spot.offset))
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -332,9 +333,11 @@ class Inside(Mode):
         self._called.add(id(module))
         if id(module) in self._wanted:
             self._active[id(module)] = self._active.get(id(module), 0) + 1
-            self._set_alert()
             if names := [pattern.last for pattern in self._wanted[id(module)] if "." in pattern.last]:
                 self._attributes[id(module)] = attributes(module, names)
+        if not self._watches:
+            return
+        self._set_alert()
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         if (self._alert or here.watch) and here.spots is not None:
@@ -389,6 +392,7 @@ class Inside(Mode):
         self._set_watch(here)
         if not any(other.watch for other in self._here.values()):
             self._watches = False
+            self._hands_up = any(pattern.helpers for patterns in self._wanted.values() for pattern in patterns)
             self._running.clear()
             self._set_alert()
 
