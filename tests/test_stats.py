@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenterhook.record import _gather
 from tenterhook.record._gather import Gather
 from tenterhook.record._parts import divided
 from tenterhook.record._step import Histograms, Rows
@@ -62,6 +61,7 @@ CASES = {
     "scalar": torch.tensor(3.5),
     "empty": torch.empty(0, 4),
     "constant": torch.full((5_000,), 3.3),
+    "an outlier first": torch.randn(50_000).index_fill_(0, torch.arange(0, 50_000, 4096), 1e6),
     "large mean": 1e4 + 1e-2 * torch.randn(20_000),
     "huge": torch.tensor([3e38, -3e38, 1.0]).repeat(3_000),
     "tiny": torch.full((6_000,), 1e-40),
@@ -108,7 +108,7 @@ def test_all_together_as_each_alone(way):
         assert stats == alone
 
 
-@pytest.mark.parametrize("size", [1, 31, 1023, 1024, 1025, 5_000, 70_001])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 1023, 4095, 4096, 4097, 70_001])
 def test_around_the_borders_of_blocks(size, way):
     value = torch.randn(size) + 100
     check(measured(value)[0], value.double().numpy())
@@ -126,73 +126,73 @@ def sheet():
     return _native.Sheet(6_000)
 
 
-def test_another_core_finds_the_same(sheet):
-    values = [torch.randn(1 + 37 * k % 9_000) for k in range(5_500)]  # more than can wait at a time
-    alone = _native.measure_native(values)
+@pytest.fixture(params=[False, True], ids=["alone", "two cores"])
+def cores(request, monkeypatch):
+    """Whether there is a core that torch does not use."""
+    monkeypatch.setattr(_native, "idle_core", lambda: request.param)
+
+
+def test_many_together_as_one_by_one(sheet, cores):
+    values = [torch.randn(1 + 37 * k % 9_000) for k in range(5_500)]
+    sheet.add_all([[k] for k in range(len(values))], values)
+    alone = _native.Sheet(len(values))
     for k, value in enumerate(values):
-        sheet.add([k], value, _native._crew())
-    _native.finish()
+        alone.add([k], value)
     many = len(values)
-    assert np.array_equal(sheet.numbers[:many], alone[0]) and np.array_equal(sheet.bins[:many], alone[1])
-    assert sheet.places == [[k] for k in range(many)] and not sheet.lost
-    assert not _native._crew().held
+    assert np.array_equal(sheet.numbers[:many], alone.numbers) and np.array_equal(sheet.bins[:many], alone.bins)
+    assert sheet.places == alone.places and sheet.room == 500 and not alone.room
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 5_000])
-def test_copies_and_differences(sheet, size, later):
-    crew = _native._crew() if later else None
+@pytest.mark.parametrize("size", [0, 1, 31, 4095, 4096, 5_000])
+def test_copies_and_differences(sheet, size, cores):
     before, copy = torch.randn(size), torch.empty(size)
-    sheet.add([1], before, crew, copy=copy)
-    _native.finish()
+    sheet.add_all([[1]], [before], copies=[copy])
     assert torch.equal(copy, before)
     after = before + torch.randn(size)
-    sheet.add([2], after, crew, minus=before)
-    sheet.add([3], after - before, crew)
-    _native.finish()
+    sheet.add_all([[2]], [after], minus=[before])
+    sheet.add([3], after - before)
     assert np.array_equal(sheet.numbers[1], sheet.numbers[2]) and np.array_equal(sheet.bins[1], sheet.bins[2])
 
 
-def test_what_is_written_into_meanwhile_is_right_or_lost(sheet):
-    values = [torch.full((20_000,), float(k)) for k in range(300)]
-    for k, value in enumerate(values):
-        sheet.add([k], value, _native._crew())
-        value += 1_000_000
-    _native.finish()
-    lost = {k for (k,) in sheet.lost}
-    assert lost.isdisjoint(k for places in sheet.places for k in places)
-    for k in set(range(300)) - lost:
-        assert sheet.numbers[k, NUMBERS.index("min")] == sheet.numbers[k, NUMBERS.index("max")] == k
-
-
-def test_threads_share_the_other_core(sheet):
+def test_threads_share_the_other_core(sheet, cores):
     sheets = [_native.Sheet(400) for _ in range(4)]
 
     def work(mine):
-        for k in range(400):
-            mine.add([k], torch.full((3_000,), float(k)), _native._crew())  # kept alive by nobody else
+        for k in range(0, 400, 8):
+            mine.add_all([[]] * 8, [torch.full((3_000,), float(k + i)) for i in range(8)])
 
     threads = [threading.Thread(target=work, args=(mine,)) for mine in sheets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    _native.finish()
     for mine in sheets:
         assert np.array_equal(mine.numbers[:, NUMBERS.index("max")], np.arange(400.0))
 
 
-def test_a_forked_process_can_measure_too(sheet):
-    sheet.add([0], torch.ones(20_000), _native._crew())
+def test_a_forked_process_can_measure_too(sheet, cores):
+    values = [torch.ones(20_000)] * 4
+    sheet.add_all([[]] * 4, values)
     child = os.fork()
     if child == 0:
-        own = _native.Sheet(1)
-        own.add([0], torch.ones(20_000), _native._crew())
-        _native.finish()
-        os._exit(0 if own.numbers[0, NUMBERS.index("sum")] == 20_000 else 1)
+        own = _native.Sheet(4)
+        own.add_all([[]] * 4, values)
+        os._exit(0 if own.numbers[3, NUMBERS.index("sum")] == 20_000 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    _native.finish()
-    assert sheet.numbers[0, NUMBERS.index("sum")] == 20_000
+    sheet.add_all([[]] * 4, values)
+    assert sheet.numbers[7, NUMBERS.index("sum")] == 20_000
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (3, 5, 7), (4, 7, 3, 5), (1, 1), (2, 1, 1, 1)])
+def test_which_units_fire(sheet, shape):
+    units = shape[1] if len(shape) > 3 else shape[-1]
+    known, truth = torch.zeros(units, dtype=torch.bool), torch.zeros(units, dtype=torch.bool)
+    for seed in range(4):
+        value = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) - 1.5
+        outer = shape[0] if len(shape) > 3 else value.numel() // units
+        _native.mark_firing(value, outer, value.numel() // outer // units, known)
+        truth |= (value.movedim(1 if len(shape) > 3 else -1, 0).flatten(1) > 0).any(1)
+        assert torch.equal(known, truth)
 
 
 def test_without_a_compiler_nothing_is_missing(monkeypatch):
@@ -202,7 +202,7 @@ def test_without_a_compiler_nothing_is_missing(monkeypatch):
     check(measured(torch.ones(3))[0], np.ones(3))
     monkeypatch.undo()
     _native._compiled.cache_clear()
-    _native._crew.cache_clear()  # a thread of the old code
+    _native._helper.cache_clear()  # a thread of the old code
 
 
 def test_complex_counts_its_parts():
@@ -247,8 +247,7 @@ def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_th
 
 
 @pytest.mark.parametrize("write", ["zero_", "data", "numpy", "set_", "resize"])
-def test_what_becomes_of_a_value_later_is_nothing_to_us(sheet, write, monkeypatch):
-    monkeypatch.setattr(_gather, "idle_core", _native._crew)
+def test_what_becomes_of_a_value_later_is_nothing_to_us(sheet, write):
     for _ in range(3):
         value, gather = torch.full((1_000_000,), 2.0), Gather(set())
         gather.add([7], value)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tenterhook._replay import unrecorded
 from tenterhook.stats._cpu import SMALL, measure_large, measure_small
-from tenterhook.stats._native import Crew, Sheet, idle_core, is_native, new_sheet
+from tenterhook.stats._native import Sheet, is_native, new_sheet
 from tenterhook.stats._plain import plain
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -105,7 +105,6 @@ class Gather:
         self._waiting: list[tuple[list[int], Tensor, int]] = []
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._sheets: list[Sheet] = []
-        self._crew: Crew | None = None  # where another core does it
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
         self._bytes = self._rows = 0
 
@@ -117,9 +116,28 @@ class Gather:
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
-        """The same for many tensors; the program may go on only after `measure`."""
-        for its, tensor in zip(places, tensors, strict=True):
-            self._take(its, tensor, together=not tensor.is_inference())
+        """The same for many tensors."""
+        plain = [i for i, tensor in enumerate(tensors) if is_plain(tensor)]
+        self.add_plain([places[i] for i in plain], [tensors[i] for i in plain])
+        if len(plain) < len(tensors):
+            rest = set(range(len(tensors))).difference(plain)
+            for i in sorted(rest):
+                self._take(places[i], tensors[i])
+
+    def add_plain(
+        self,
+        places: list[list[int]],
+        tensors: list[Tensor],
+        minus: list[Tensor] | None = None,
+        copies: list[Tensor] | None = None,
+    ) -> None:
+        """The same for plain ones; each less another, or copied to another in passing."""
+        start = 0
+        while start < len(tensors):
+            sheet = self._sheet()
+            some = slice(start, start + sheet.room)
+            sheet.add_all(places[some], tensors[some], (minus or [])[some], (copies or [])[some])
+            start = some.stop
 
     def add_fixed(self, places: list[list[int]], tensors: list[Tensor], memory: dict[str, Any]) -> None:
         """The same for tensors that stay where they are; on a GPU their table is kept in `memory`."""
@@ -138,28 +156,18 @@ class Gather:
             with unrecorded():
                 self._launched.setdefault(tensors[0].device, []).append((places, *memory["plan"].measure()))
 
-    def add_copied(self, places: list[int], tensor: Tensor, copy: Tensor) -> None:
-        """Measure a plain tensor, and copy it in passing."""
-        self._sheet().add(places, tensor, self._crew, copy=copy)
-
-    def add_difference(self, places: list[int], tensor: Tensor, before: Tensor) -> None:
-        """Measure what was added to a plain tensor since it was copied."""
-        self._sheet().add(places, tensor, self._crew, minus=before)
-
     def _sheet(self) -> Sheet:
-        if not self._sheets or self._sheets[-1].is_full:
+        if not self._sheets or not self._sheets[-1].room:
             self._sheets.append(new_sheet())
-            self._crew = idle_core()
         return self._sheets[-1]
 
-    def _take(self, places: list[int], tensor: Tensor, together: bool = False) -> None:
+    def _take(self, places: list[int], tensor: Tensor) -> None:
         if self._rows >= _MOST:  # calls and calls, and never a step
             self.skipped += 1
             return
         self._rows += 1
         if is_plain(tensor):
-            sheet = self._sheet()  # what it writes into or frees next, we do not know: so not by the other core
-            sheet.add(places, tensor, self._crew if together else None)
+            self._sheet().add(places, tensor)
             return
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         usual = usual and tensor.layout is torch.strided and not tensor.is_nested
@@ -183,8 +191,6 @@ class Gather:
 
     def measure(self) -> None:
         """Measure all that waits."""
-        if self._crew is not None:
-            self._crew.finish()
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
@@ -214,8 +220,6 @@ class Gather:
         self.measure()
         for sheet in self._sheets:
             many = len(sheet.places)
-            self.lost += len(sheet.lost)
-            self._at_once.update(*sheet.lost)
             self.blocks.append(Block(sheet.places, sheet.numbers[:many], sheet.bins[:many]))
         if self._large:
             numbers, bins = (np.array([row[k] for _, row in self._large]) for k in (0, 1))

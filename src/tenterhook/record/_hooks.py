@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tenterhook._handles import Hook
 from tenterhook._replay import saves_hooked, unrecorded
 from tenterhook._tree import children
-from tenterhook.record._gather import is_wrapped
+from tenterhook.record._gather import is_plain, is_wrapped
+from tenterhook.stats._native import mark_firing
 
 graph_task = torch._C._current_graph_task_id
 is_compiling = torch.compiler.is_compiling
@@ -206,16 +207,21 @@ class OutputHook(Hook):
             return
         if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
-        tensor = tensor.detach()
-        if tensor.dim() > 3:  # channels are units; in two steps, the first along neighbours, which is far faster
-            tensor = tensor.flatten(2).amax(2)
-        alive = tensor.flatten(0, -2).amax(0) > 0
-        before = self._alive
-        known = before is not None and before.shape == alive.shape and before.device == alive.device
-        self._alive = before | alive if known and before is not None else alive
+        tensor, alive = tensor.detach(), self._alive
+        units = tensor.shape[1 if tensor.dim() > 3 else -1]  # channels are units
+        if alive is None or alive.numel() != units or alive.device != tensor.device:
+            alive = torch.zeros(units, dtype=torch.bool, device=tensor.device)
+        if is_plain(tensor):
+            outer = len(tensor) if tensor.dim() > 3 else tensor.numel() // units
+            mark_firing(tensor, outer, tensor.numel() // (outer * units), alive)
+        else:
+            if tensor.dim() > 3:  # in two steps, the first along neighbours, which is far faster
+                tensor = tensor.flatten(2).amax(2)
+            alive = alive | (tensor.flatten(0, -2).amax(0) > 0)
+        self._alive = alive
         self._calls += 1
         if self._calls % _WINDOW == 0:
-            scalars.add(("dead", place), 1 - self._alive.double().mean())
+            scalars.add(("dead", place), 1 - alive.double().mean())
             self._alive = None
 
 

@@ -155,8 +155,6 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self._unhook()  # those of the optimizers stay for now: torch may be going through them
             with contextlib.suppress(Exception):
-                self.micro.gather.measure()  # lest the other core go on
-            with contextlib.suppress(Exception):
                 self._drain(wait=True)  # the steps before it are whole
             with contextlib.suppress(Exception):  # stderr can be closed or full, too
                 self._complain(self.failed)

@@ -68,10 +68,10 @@ class Weights:
         self._old = {}
         if "parameter" in self._what:
             self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
-            for i, old in self._old.items():
-                gather.add_copied(numbers["parameter"][i], tensors[i], old)
-            rest = [i for i in range(len(tensors)) if i not in self._old] if self._old else range(len(tensors))
-            gather.add_fixed([numbers["parameter"][i] for i in rest], [tensors[i] for i in rest], self._memory)
+            of = numbers["parameter"]
+            gather.add_plain([of[i] for i in self._old], [tensors[i] for i in self._old], copies=[*self._old.values()])
+            rest = [i for i in range(len(tensors)) if i not in self._old]
+            gather.add_fixed([of[i] for i in rest], [tensors[i] for i in rest], self._memory)
         if "parameter_grad" in self._what:
             gather.add_all([numbers["parameter_grad"][i] for i in graded], [tensors[i].grad for i in graded])  # type: ignore[misc]
         if rest := [i for i in moved if i not in self._old]:
@@ -83,18 +83,14 @@ class Weights:
     def after(self, gather: Gather) -> None:
         """Measure what the step has added."""
         numbers = self._numbers["update"]
-        moved = [(i, self._tensors[i], old) for i, old in self._old.items()]
+        tensors, old = self._tensors, self._old
         self._old, self._tensors = {}, []
-        rest = []
-        for i, tensor, old in moved:
-            if is_plain(tensor) and is_plain(old):
-                gather.add_difference(numbers[i], tensor, old)
-            else:
-                rest.append((i, tensor, old))
-        if rest:
+        plain = [i for i in old if is_plain(tensors[i]) and is_plain(old[i])]
+        gather.add_plain([numbers[i] for i in plain], [tensors[i] for i in plain], minus=[old[i] for i in plain])
+        if rest := sorted(old.keys() - plain):
             with torch.no_grad():
-                updates = torch._foreach_sub([tensor for _, tensor, _ in rest], [old for _, _, old in rest])
-            gather.add_all([numbers[i] for i, _, _ in rest], list(updates))
+                updates = torch._foreach_sub([tensors[i] for i in rest], [old[i] for i in rest])
+            gather.add_all([numbers[i] for i in rest], list(updates))
 
     def _moved(self, graded: list[int]) -> list[int]:
         """The rows whose update is wanted: sparse and sharded ones would be an operation of all ranks."""

@@ -5,10 +5,9 @@
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 enum { COUNT, NAN_, POS_INF, NEG_INF, ZEROS, SUM, SUMSQ, MIN, MAX, SAMPLED, COLUMNS };
-enum { BLOCK = 1024, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
+enum { BLOCK = 4096, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
 
 static void careful(const float *x, int64_t n, double *row) {
     for (int64_t i = 0; i < n; i++) {
@@ -25,13 +24,19 @@ static void careful(const float *x, int64_t n, double *row) {
     }
 }
 
-/* In float32 around a shift, or little would be left of a small deviation from a large mean. Every lane adds up by
-   itself, so that the compiler can use vectors without changing what is computed. */
-static void quick(const float *restrict x, double *row) {
-    float shift = x[0], sum[LANES] = {0}, square[LANES] = {0}, low[LANES], high[LANES];
+/* In float32 around a shift, or little would be left of a small deviation from a large mean: around the first value,
+   unless that is an outlier. Every lane adds up by itself, so that the compiler can use vectors without changing what is
+   computed; n is a multiple of LANES. */
+static void quick(const float *restrict x, int n, double *row) {
+    float near = 0, far = 0, sum[LANES] = {0}, square[LANES] = {0}, low[LANES], high[LANES];
     int32_t zeros[LANES] = {0};
-    for (int j = 0; j < LANES; j++) low[j] = high[j] = shift;
-    for (int i = 0; i < BLOCK; i += LANES)
+    for (int j = 0; j < LANES; j++) {
+        low[j] = high[j] = x[0];
+        near += (x[j] - x[0]) * (x[j] - x[0]);
+        far += x[j] * x[j];
+    }
+    float shift = near <= far ? x[0] : 0;
+    for (int i = 0; i < n; i += LANES)
         for (int j = 0; j < LANES; j++) {
             float v = x[i + j], d = v - shift;
             sum[j] += d;
@@ -40,21 +45,22 @@ static void quick(const float *restrict x, double *row) {
             high[j] = v > high[j] ? v : high[j];
             zeros[j] += v == 0;
         }
-    double s = shift, total = 0, squares = 0, least = s, most = s, none = 0;
-    for (int j = 0; j < LANES; j++) {
-        total += sum[j];
-        squares += square[j];
-        none += zeros[j];
-        if (low[j] < least) least = low[j];
-        if (high[j] > most) most = high[j];
-    }
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) {
+            sum[j] += sum[j + half];
+            square[j] += square[j + half];
+            low[j] = low[j + half] < low[j] ? low[j + half] : low[j];
+            high[j] = high[j + half] > high[j] ? high[j + half] : high[j];
+            zeros[j] += zeros[j + half];
+        }
+    double s = shift, total = sum[0], squares = square[0], least = low[0], most = high[0];
     if (!(squares < 1e30 && fabs(s) < 1e30) || (squares < 1e-30 && least != most)) {
-        careful(x, BLOCK, row); /* NaN, infinite, huge or tiny values */
+        careful(x, n, row); /* NaN, infinite, huge or tiny values */
         return;
     }
-    row[ZEROS] += none;
-    row[SUM] += total + BLOCK * s;
-    row[SUMSQ] += squares + 2 * s * total + BLOCK * s * s;
+    row[ZEROS] += zeros[0];
+    row[SUM] += total + n * s;
+    row[SUMSQ] += squares + 2 * s * total + n * s * s;
     if (least < row[MIN]) row[MIN] = least;
     if (most > row[MAX]) row[MAX] = most;
 }
@@ -95,93 +101,84 @@ static void measure(const Job *job) {
             for (int64_t j = 0; j < n; j++) apart[j] = values[j] - job->minus[i + j];
             values = apart;
         }
-        if (n == BLOCK) quick(values, row);
-        else careful(values, n, row);
+        int64_t even = n - n % LANES;
+        if (even) quick(values, even, row);
+        if (even < n) careful(values + even, n - even, row);
         if (job->copy) memcpy(job->copy + i, job->data + i, n * sizeof *values);
     }
     if (job->size) count(job);
 }
 
-/* Jobs wait in a ring for a thread of ours, or for whoever calls finish(), which takes part. */
-enum { RING = 4096 };
-static Job ring[RING];
-static char done[RING];
-static int64_t added, taken;
-int64_t finished; /* so many of the first are */
-static int sleeps;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t more = PTHREAD_COND_INITIALIZER, fewer = PTHREAD_COND_INITIALIZER;
-
-static void take(void) { /* with the lock held, and a job there */
-    int64_t k = taken++;
-    Job job = ring[k % RING];
-    pthread_mutex_unlock(&lock);
+void one(const float *data, int64_t size, double *row, int32_t *bins) {
+    Job job = {data, NULL, NULL, size, row, bins};
     measure(&job);
-    pthread_mutex_lock(&lock);
-    done[k % RING] = 1;
-    while (finished < taken && done[finished % RING]) finished++;
-    pthread_cond_broadcast(&fewer);
 }
 
-static void *help(void *unused) { /* to wake it takes the caller longer than a job, so for a while it looks by itself */
-    const struct timespec moment = {0, 100000};
+/* Many at once: a thread of ours takes part, where it was started and is asked to. */
+static const Job *jobs;
+static int64_t many, taken, done;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER, ready = PTHREAD_COND_INITIALIZER;
+
+static void take_part(void) { /* with the lock held */
+    while (taken < many) {
+        const Job *job = jobs + taken++;
+        pthread_mutex_unlock(&lock);
+        measure(job);
+        pthread_mutex_lock(&lock);
+        if (++done == many) pthread_cond_signal(&ready);
+    }
+}
+
+static void *help(void *unused) {
     pthread_mutex_lock(&lock);
-    for (int looked = 0;; looked++) {
-        for (; taken < added; looked = 0) take();
-        if (looked < 50) {
-            pthread_mutex_unlock(&lock);
-            nanosleep(&moment, NULL);
-            pthread_mutex_lock(&lock);
-        } else {
-            sleeps = 1;
-            while (taken == added) pthread_cond_wait(&more, &lock);
-            sleeps = 0;
-        }
+    for (;;) {
+        take_part();
+        pthread_cond_wait(&more, &lock);
     }
     return unused;
 }
 
-int start(void) { /* also again in a process that was forked, which has no such thread */
-    pthread_t thread;
-    sigset_t all, before;
+void all(const Job *some, int64_t of_them, int helped) {
+    pthread_mutex_lock(&turn); /* of the program's threads, one at a time */
+    pthread_mutex_lock(&lock);
+    jobs = some, many = of_them, taken = done = 0;
+    if (helped) pthread_cond_signal(&more);
+    take_part();
+    while (done < many) pthread_cond_wait(&ready, &lock);
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&turn);
+}
+
+void renew(void) { /* in a process that was forked, which has no such thread, and may have been forked in between */
+    pthread_mutex_init(&turn, NULL);
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&more, NULL);
-    pthread_cond_init(&fewer, NULL);
-    added = taken = finished = 0;
-    sleeps = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
+    pthread_cond_init(&ready, NULL);
+    many = taken = done = 0;
+}
+
+int start(void) {
+    pthread_t thread;
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals are for the program's own threads */
     int failed = pthread_create(&thread, NULL, help, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!failed) pthread_detach(thread);
     return failed;
 }
 
-int64_t submit(const float *data, const float *minus, float *copy, int64_t size, double *row, int32_t *bins) {
-    Job job = {data, minus, copy, size, row, bins};
-    pthread_mutex_lock(&lock);
-    while (added - finished == RING) {
-        if (taken < added) take();
-        else pthread_cond_wait(&fewer, &lock);
+/* Which units have a value above 0, of values in the order [outer, unit, inner]. Those that are known to have one are
+   not looked at, and of the others no more than it takes: for a unit that lives, next to nothing. */
+void fires(const float *x, int64_t outer, int64_t units, int64_t inner, char *known) {
+    for (int64_t i = 0; i < outer; i++) {
+        int64_t silent = 0;
+        for (int64_t unit = 0; unit < units; unit++) {
+            const float *values = x + (i * units + unit) * inner;
+            for (int64_t k = 0; k < inner && !known[unit]; k++) known[unit] = values[k] > 0;
+            silent += !known[unit];
+        }
+        if (!silent) return;
     }
-    done[added % RING] = 0;
-    ring[added++ % RING] = job;
-    if (sleeps) pthread_cond_signal(&more);
-    int64_t number = added - 1;
-    pthread_mutex_unlock(&lock);
-    return number;
-}
-
-void finish(void) {
-    pthread_mutex_lock(&lock);
-    while (finished < added) {
-        if (taken < added) take();
-        else pthread_cond_wait(&fewer, &lock);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-void now(const float *data, const float *minus, float *copy, int64_t size, double *row, int32_t *bins) {
-    Job job = {data, minus, copy, size, row, bins};
-    measure(&job);
 }

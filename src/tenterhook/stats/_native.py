@@ -2,18 +2,15 @@
 
 That takes an eighth of a second and leaves nothing behind. Without a compiler NumPy does the same in six passes.
 
-Where the machine has a core that torch does not use, a thread of the C code takes part. It never waits for Python, nor
-Python for it, but in `finish`, which must come before the program goes on: it may free or write into what is read.
+Of many tensors together a thread of the C code measures some, where the machine has a core that torch does not use.
+The call returns when all are measured: whatever the program does next, nobody is reading its memory.
 """
 
-import atexit
 import ctypes
 import functools
 import os
 import subprocess
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,13 @@ _SOURCE = Path(__file__).with_name("_native.c")
 _SHEET = 256  # rows
 _MOST = 8  # sheets that are kept for later
 _ROW, _BINS = 8 * len(NUMBERS), 4 * BINS  # bytes
-_JOB = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+_FUNCTIONS = {
+    "one": [_POINTER, _LONG, _POINTER, _POINTER],
+    "all": [_POINTER, _LONG, ctypes.c_int],
+    "fires": [_POINTER, _LONG, _LONG, _LONG, _POINTER],
+    "renew": [],
+}
 
 
 def measure_native(tensors: Sequence[Tensor]) -> Rows | None:
@@ -38,8 +41,7 @@ def measure_native(tensors: Sequence[Tensor]) -> Rows | None:
     if _compiled() is None:
         return None
     sheet = Sheet(len(tensors))
-    for tensor in tensors:
-        sheet.add([], tensor)
+    sheet.add_all([[]] * len(tensors), tensors)
     return sheet.numbers, sheet.bins
 
 
@@ -54,42 +56,44 @@ class Sheet:
     def __init__(self, rows: int = _SHEET) -> None:
         self.numbers, self.bins = np.empty((rows, len(NUMBERS))), np.empty((rows, BINS), np.int32)
         self._at = self.numbers.ctypes.data, self.bins.ctypes.data
-        self._measure = _compiled().now
+        self._code = _compiled()
         self.places: list[list[int]] = []
-        self.lost: list[list[int]] = []  # the places of what was written into before it was measured
 
     @property
-    def is_full(self) -> bool:
-        """Whether there is no row left."""
-        return len(self.places) == len(self.numbers)
+    def room(self) -> int:
+        """How many rows are left."""
+        return len(self.numbers) - len(self.places)
 
-    def add(
-        self,
-        places: list[int],
-        tensor: Tensor,
-        crew: "Crew | None" = None,
-        minus: Tensor | None = None,
-        copy: Tensor | None = None,
-    ) -> None:
-        """Measure contiguous float32 values, less others, or copy them meanwhile; by the thread where one is given."""
+    def add(self, places: list[int], tensor: Tensor) -> None:
+        """Measure contiguous float32 values."""
         k = len(self.places)
         self.places.append(places)
-        job = (
-            tensor.data_ptr(),
-            None if minus is None else minus.data_ptr(),
-            None if copy is None else copy.data_ptr(),
-            tensor.numel(),
-            self._at[0] + k * _ROW,
-            self._at[1] + k * _BINS,
-        )
-        if crew is None:
-            self._measure(*job)
-        else:
-            crew.take(_Held(tensor, self, k, (minus, copy)), job)
+        self._code.one(tensor.data_ptr(), tensor.numel(), self._at[0] + k * _ROW, self._at[1] + k * _BINS)
+
+    def add_all(
+        self,
+        places: Sequence[list[int]],
+        tensors: Sequence[Tensor],
+        minus: Sequence[Tensor] = (),
+        copies: Sequence[Tensor] = (),
+    ) -> None:
+        """The same for many, perhaps by two cores; each less another, or copied to another in passing."""
+        rows = np.arange(len(self.places), len(self.places) + len(tensors))
+        self.places += places
+        jobs = np.zeros((len(tensors), 6), np.int64)
+        jobs[:, 0] = [tensor.data_ptr() for tensor in tensors]
+        if minus:
+            jobs[:, 1] = [tensor.data_ptr() for tensor in minus]
+        if copies:
+            jobs[:, 2] = [tensor.data_ptr() for tensor in copies]
+        jobs[:, 3] = [tensor.numel() for tensor in tensors]
+        jobs[:, 4] = self._at[0] + rows * _ROW
+        jobs[:, 5] = self._at[1] + rows * _BINS
+        self._code.all(jobs.ctypes.data, len(tensors), idle_core() and _helper())
 
     def clear(self) -> None:
         """Make room for other values, once these were read."""
-        self.places, self.lost = [], []
+        self.places = []
         if len(_sheets) < _MOST:
             _sheets.append(self)
 
@@ -102,15 +106,14 @@ def new_sheet() -> Sheet:
     return _sheets.pop() if _sheets else Sheet()
 
 
-def finish() -> None:
-    """Have everything measured that waits for the thread. Takes part in it."""
-    if _crew.cache_info().currsize and (crew := _crew()) is not None:
-        crew.finish()
+def mark_firing(values: Tensor, outer: int, inner: int, known: Tensor) -> None:
+    """Mark which units have a value above 0, of contiguous float32 values of [outer, unit, inner]."""
+    _compiled().fires(values.data_ptr(), outer, known.numel(), inner, known.data_ptr())
 
 
-def idle_core() -> "Crew | None":
-    """The thread, if there is a core that torch does not use."""
-    return _crew() if torch.get_num_threads() < _cores() else None
+def idle_core() -> bool:
+    """Whether there is a core that torch does not use."""
+    return torch.get_num_threads() < _cores()
 
 
 @functools.cache
@@ -118,64 +121,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Held:
-    """What the thread may still be reading and writing."""
-
-    __slots__ = ("also", "k", "number", "sheet", "tensor", "version")
-
-    def __init__(self, tensor: Tensor, sheet: Sheet, k: int, also: object) -> None:
-        self.tensor, self.sheet, self.k, self.also = tensor, sheet, k, also
-        self.version = tensor._version
-        self.number: int | None = None  # None if a signal came before it was submitted, or before we knew
-
-
-class Crew:
-    """The thread, and what it works on."""
-
-    def __init__(self, code: Any, submit: Any) -> None:
-        self._submit, self._finish = submit, code.finish
-        self._finished = ctypes.c_int64.in_dll(code, "finished")
-        self._lock = threading.RLock()
-        self._for_good: list[_Held] = []
-        self.held: deque[_Held] = deque()
-
-    def take(self, held: _Held, job: tuple[Any, ...]) -> None:
-        """Have something measured, and keep it until then."""
-        with self._lock:
-            self.held.append(held)
-            held.number = self._submit(*job)
-            self.let_go()
-
-    def finish(self) -> None:
-        """Wait until all is measured, and take part in it."""
-        with self._lock:
-            self._finish()
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Of what is measured. Where a tensor was written into in the meantime, that may have been too early."""
-        done = self._finished.value
-        while self.held and (self.held[0].number is None or self.held[0].number < done):
-            one = self.held.popleft()
-            if one.number is None:
-                self._for_good.append(one)  # it may be waiting for the thread
-            elif one.tensor._version != one.version:
-                one.sheet.lost.append(one.sheet.places[one.k])
-                one.sheet.places[one.k] = []
-
-
 @functools.cache
-def _crew() -> Crew | None:
-    code = _compiled()
-    if code is None or code.start() != 0:
-        return None
-    submit = ctypes.PyDLL(None, handle=code._handle).submit  # a call so short that letting go of the GIL is longer
-    submit.restype, submit.argtypes = ctypes.c_int64, _JOB
-    atexit.register(finish)
-    return Crew(code, submit)
+def _helper() -> bool:
+    """Start the thread."""
+    return bool(_compiled().start() == 0)
 
 
-os.register_at_fork(after_in_child=_crew.cache_clear)  # a forked process has no such thread
+def _after_fork() -> None:
+    _helper.cache_clear()
+    if _compiled.cache_info().currsize and (code := _compiled()) is not None:
+        code.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @functools.cache
@@ -191,8 +149,9 @@ def _compiled() -> Any:
                 command = [*compiler.split(), *options, *flags, str(_SOURCE), "-o", str(library)]
                 subprocess.run(command, check=True, capture_output=True, timeout=30)
                 code = ctypes.CDLL(str(library))
-            code.now.argtypes, code.now.restype = _JOB, None
-            code.finish.restype = None
+            for name, types in _FUNCTIONS.items():
+                function = getattr(code, name)
+                function.argtypes, function.restype = types, None
         except (OSError, subprocess.SubprocessError, AttributeError):
             continue
         return code
