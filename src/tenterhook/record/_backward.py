@@ -43,19 +43,14 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def loss_of(frame: FrameType) -> Tensor | None:
-    """The scalar that backward() was called on; not what autograd.grad() was."""
+def asked_for(frame: FrameType) -> tuple[bool, Tensor | None]:
+    """Whether a backward pass is one of autograd.grad(), as for a penalty; if not, the scalar that it was called on."""
     values = frame.f_locals  # of torch's own function, which is over soon
     if not values.get("kwargs", {}).get("accumulate_grad", True):
-        return None
+        return True, None
     outputs = values.get("t_outputs", ())
     first = outputs[0] if outputs else None
-    return first if isinstance(first, Tensor) and first.numel() == 1 else None
-
-
-def only_asks(frame: FrameType) -> bool:
-    """Whether a backward pass is one of autograd.grad(), as for a gradient penalty or a second derivative."""
-    return not frame.f_locals.get("kwargs", {}).get("accumulate_grad", True)
+    return False, first if isinstance(first, Tensor) and first.numel() == 1 else None
 
 
 def classes_of(loss: Tensor) -> int | None:

@@ -70,6 +70,8 @@ class Scalars:
 
     def send(self) -> None:
         """Start the copies to the host."""
+        if not self._waiting:
+            return
         for device in {value.device for _, value in self._waiting}:
             keys = [key for key, value in self._waiting if value.device == device]
             host = _to_host(torch.cat([value for _, value in self._waiting if value.device == device]))

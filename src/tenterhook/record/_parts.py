@@ -19,14 +19,15 @@ from tenterhook.record._places import Place
 from tenterhook.record._step import Histograms, Parameter, Rows, Step
 from tenterhook.stats import BINS, NUMBERS
 
+_NOTHING = Gather(set())  # of a step that is not sampled
 _MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
 
 
 class Micro:
     """One forward and its backward."""
 
-    def __init__(self, at_once: set[int]) -> None:
-        self.gather = Gather(at_once)
+    def __init__(self, at_once: set[int], sampled: bool) -> None:
+        self.gather = Gather(at_once) if sampled else _NOTHING
         self.scalars = Scalars()
         self.values: dict[int, Any] = {}
         self.tasks: set[int] = set()  # its backward passes
@@ -51,7 +52,7 @@ class Part:
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:
         self.sampled = sampled
-        self.micros = [Micro(at_once)]
+        self.micros = [Micro(at_once, sampled)]
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
         self.rates: tuple[float, ...] = ()
@@ -73,11 +74,7 @@ class Pending:
         self.number = number
         self.parts: list[Part] = []
         self.seconds = self.time = self.spent = 0.0
-
-    @property
-    def sampled(self) -> bool:
-        """Whether its values were measured."""
-        return any(part.sampled for part in self.parts)
+        self.sampled = False  # whether its values were measured
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._handles import Hook
-from tenterhook.record._backward import classes_of, find_scaler, loss_of, only_asks, outermost_backward
+from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded, uninterrupted
 from tenterhook.record._models import Model, Models
@@ -192,13 +192,13 @@ class Recorder:
         if task in self.micro.tasks or task in self.micro.asking:
             return
         frame = outermost_backward()
-        if frame is not None and only_asks(frame):
+        only_asks, loss = (False, None) if frame is None else asked_for(frame)
+        if only_asks:
             self.micro.asking.add(task)
             return
         self.micro.tasks.add(task)
-        if frame is None or self._ready:  # a closure that is called again within the step: the first one's loss counts
+        if self._ready:  # a closure that is called again within the step: the first one's loss counts
             return
-        loss = loss_of(frame)
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
         self._last_loss = weakref.ref(loss)  # itself it would keep the graph alive
@@ -319,6 +319,7 @@ class Recorder:
             self._current = Pending(self.steps)
         self.part.close()
         self._current.parts.append(self.part)
+        self._current.sampled |= self.part.sampled
 
     def _end_step(self) -> None:
         now = time.perf_counter()
@@ -355,7 +356,7 @@ class Recorder:
 
     def _next_micro(self) -> None:
         self.micro.settle()
-        self.micro = Micro(self._at_once)
+        self.micro = Micro(self._at_once, self.part.sampled)
         self.part.micros.append(self.micro)
         self._last_loss = None
 
@@ -414,8 +415,9 @@ class Recorder:
     def _note_scale(self, optimizer: Optimizer | None = None) -> None:
         if optimizer is not None and self._scaler is None and self.steps < 3:
             self._know(find_scaler(sys._getframe(1)))
-        scaler = None if self._scaler is None else self._scaler()
-        scale = getattr(scaler, "_scale", None)
+        if self._scaler is None:
+            return
+        scale = getattr(self._scaler(), "_scale", None)
         if scale is None:
             return
         key = "scale after" if self.micro.has_scale else "scale"
