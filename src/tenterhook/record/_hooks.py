@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tenterhook._handles import Hook
@@ -22,7 +22,6 @@ from tenterhook.record._gather import is_plain, is_wrapped
 from tenterhook.stats._native import mark_firing
 
 graph_task = torch._C._current_graph_task_id
-is_compiling = torch.compiler.is_compiling
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
@@ -40,7 +39,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def safely(self: Any, *args: Any) -> Any:
         recorder = self.recorder
-        if not recorder.on or is_compiling():
+        if not recorder.on or compiler._is_compiling_flag:  # what is_compiling() asks
             return None
         start = clock()
         try:
