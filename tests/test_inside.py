@@ -1074,6 +1074,26 @@ def remembered(t):
     return t + 9
 
 
+def chosen(t):
+    if t.dim() == 2:
+        half = t / 2
+        out = half * 4
+    else:
+        out = t + 1
+    return out
+
+
+def within(t):
+    with contextlib.nullcontext():
+        out = t.sigmoid()
+    return out
+
+
+def out_of(t):
+    with contextlib.nullcontext(), contextlib.nullcontext():
+        return t.atan()
+
+
 class Helped(nn.Module):
     """Each helper's result is used twice; `change` says by what one of them is multiplied, as if written there."""
 
@@ -1101,7 +1121,10 @@ class Helped(nn.Module):
         g = self.change("g", worn(e))
         h = self.change("h", self.through(g))
         i = self.change("i", self.static(h))
-        return a + b * c + d * e + f * g + h * i
+        j = self.change("j", chosen(i))
+        k = self.change("k", within(j))
+        m = self.change("m", out_of(k))
+        return a + b * c + d * e + f * g + h * i + j * k + m * m
 
     def forward(self, x):
         return self.inner(x) if self.reentrant is None else checkpoint(self.inner, x, use_reentrant=self.reentrant)
@@ -1119,11 +1142,14 @@ class HelpedPlainly(Helped):
         g = worn(e)
         h = self.through(g)
         i = self.static(h)
-        return a + b * c + d * e + f * g + h * i
+        j = chosen(i)
+        k = within(j)
+        m = out_of(k)
+        return a + b * c + d * e + f * g + h * i + j * k + m * m
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])
-@pytest.mark.parametrize("name", "abcdefghi")
+@pytest.mark.parametrize("name", "abcdefghijkm")
 def test_what_a_helper_returns_can_be_changed(reentrant, name):
     model, twin = HelpedPlainly(reentrant), Helped(None, name, by=3.0)
     twin.load_state_dict(model.state_dict())

@@ -227,11 +227,14 @@ class Steps(list[Step]):
             if step.op == "JUMP_FORWARD":
                 i = self.target(step.argument)
                 continue
-            if step.takes > depth:
+            if step.op == "SWAP":
+                depth = step.argument - 1 if depth == 0 else 0 if depth == step.argument - 1 else depth
+            elif step.takes > depth:
                 return self._leaves_by(i, depth)
-            if step.jump is not None or step.op in ("SWAP", "COPY") or step.op.startswith("JUMP_"):
+            elif step.jump is not None or step.op == "COPY" or step.op.startswith("JUMP_"):
                 return None
-            depth += step.gives - step.takes
+            else:
+                depth += step.gives - step.takes
             i += 1
         return None
 
@@ -244,17 +247,28 @@ class Steps(list[Step]):
         if step.op != "STORE_FAST":
             return None
         # A variable, of which nothing is made but what is returned at once.
-        found = None
-        for k in range(i + 1, len(self)):
-            if self[k].op in _LOADS and self[k].argument == step.argument:
-                if found is not None:
-                    return None
-                found = k
+        found, k = None, i + 1
+        while k < len(self):
+            if self._leaves_block(k):
+                k += 5
+            elif self[k].op == "JUMP_FORWARD":
+                k = self.target(self[k].argument)
             elif self[k].op == "RETURN_VALUE":
                 return None if found is None else self.exit(found + 1)
             elif self[k].op not in ("LOAD_FAST", "LOAD_CONST", "BUILD_TUPLE"):
                 return None
+            else:
+                if self[k].op in _LOADS and self[k].argument == step.argument:
+                    if found is not None:
+                        return None
+                    found = k
+                k += 1
         return None
+
+    def _leaves_block(self, k: int) -> bool:
+        """Whether a `with` ends here without an exception: its exit is called with three times None."""
+        some = [(step.op, step.argument) for step in self[k : k + 5]]
+        return some[:3] == [("LOAD_CONST", None)] * 3 and [op for op, _ in some[3:]] == ["CALL", "POP_TOP"]
 
     def unpacked(self, i: int) -> Parts:
         """The variables that the i-th step unpacks a value into."""
