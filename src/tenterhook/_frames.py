@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tenterhook._names import COMPREHENSIONS
+from tenterhook._bytecode import COMPREHENSIONS
 from tenterhook._replay import Again, checkpoint_of
 
 _OURS = str(Path(__file__).parent / "_")[:-1]

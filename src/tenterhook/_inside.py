@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import split_number
+from tenterhook._bytecode import COMPREHENSIONS, Exit, Taker
 from tenterhook._errors import close_matches
 from tenterhook._frames import (
     CALLS,
@@ -42,7 +43,7 @@ from tenterhook._frames import (
 )
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
-from tenterhook._names import COMPREHENSIONS, Exit, Spot, Spots, Taker, spots
+from tenterhook._names import Spot, Spots, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._scope import graph_task

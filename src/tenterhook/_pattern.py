@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from tenterhook._address import matches, split_number
+from tenterhook._bytecode import COMPREHENSIONS
 from tenterhook._errors import EditError
-from tenterhook._names import COMPREHENSIONS, Spot, spots
+from tenterhook._names import Spot, spots
 from tenterhook._tap import Tap
 
 _NO_FORWARD = nn.modules.module._forward_unimplemented.__code__

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from tenterhook._names import Steps
+from tenterhook._bytecode import Steps
 from tenterhook._sites import Site, find
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
