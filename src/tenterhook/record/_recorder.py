@@ -20,17 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
-from tenterhook._handles import Hook
 from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded, uninterrupted
-from tenterhook.record._models import Model, Models
+from tenterhook.record._hooks import graph_task, guarded, uninterrupted
+from tenterhook.record._models import Models
 from tenterhook.record._parts import Micro, Part, Pending
+from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
 from tenterhook.record._step import Step
@@ -79,14 +77,9 @@ class Recorder:
         self._usual: set[int] = set()  # those of the one before
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._ready: set[int] = set()  # those that are stepping
-        self._sentinels: dict[int, RemovableHandle] = {}  # by the id of a parameter
         self._globals: list[Any] = []
-        self._discovery: RemovableHandle | None = None
-        self._placed: list[tuple[dict[int, Any], int]] = []
-        self._writes = WriteHook(self)
-        self._roots: list[RemovableHandle] = []
-        self._discovers = self._everything = False
-        self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
+        self._everything = False  # whether whatever is called counts
+        self._hooks = Placed(self)
         self._scaler: Any = None
         self._searched_scaler = False
         self._last_loss: Any = None
@@ -108,7 +101,7 @@ class Recorder:
     ) -> None:
         """Place the hooks: on these models, or on whatever is called."""
         self.on = True
-        self._discovers = self._everything = discover
+        self._hooks.discovers = self._everything = discover
         self._only = optimizer
         self._globals = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -119,7 +112,7 @@ class Recorder:
         for name, module in models:
             model = self.models.add(name, module)
             model.compiled = is_compiled(module)
-            self._root(model, module)
+            self._hooks.root(model, module)
         self._start = self._mark = time.perf_counter()
         self._begin_part()
 
@@ -127,10 +120,9 @@ class Recorder:
         """Hand on what is left, and take away every hook."""
         self.on = False
         with contextlib.ExitStack() as stack:
-            sentinels = self._sentinels.values()
-            for handle in (*self._globals, *self._roots, *self._outer, *sentinels, *self.part.handles):
+            for handle in (*self._globals, *self._hooks.handles(), *self.part.handles):
                 stack.callback(handle.remove)
-            stack.callback(self._unhook)
+            stack.callback(self._hooks.take_off)
         _forked.discard(self)
 
     def finish(self) -> None:
@@ -153,7 +145,7 @@ class Recorder:
             self.failed = f"{type(error).__name__}: {error}"
             self.on = False
             with contextlib.suppress(Exception):
-                self._unhook()  # those of the optimizers stay for now: torch may be going through them
+                self._hooks.take_off()  # those of the optimizers stay for now: torch may be going through them
             with contextlib.suppress(Exception):
                 self._drain(wait=True)  # the steps before it are whole
             with contextlib.suppress(Exception):  # stderr can be closed or full, too
@@ -250,17 +242,17 @@ class Recorder:
         self._begin_part()
 
     @guarded
-    def _called(self, module: nn.Module, args: Any) -> None:
+    def called(self, module: nn.Module, args: Any) -> None:
         """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
         if self.models.knows(module) or isinstance(module, _Loss):
             return
         model = self.models.discover(module, sys._getframe(2))
         if is_compiled(module):
             self.without_modules()
-        root = self._root(model, module)
+        root = self._hooks.root(model, module)
         if self.sampling:
-            self._unhook()
-            self._hook()
+            self._hooks.take_off()
+            self._hooks.put_on()
         root.see(args)  # by itself it would first see the next call
 
     @guarded
@@ -269,7 +261,7 @@ class Recorder:
         if self._everything or any(self.models.knows(part) for part in module.children()):
             self.without_modules()
             if self._everything:
-                self._outer.append(module.register_forward_pre_hook(_Discovery(self)))
+                self._hooks.discover_by(module)
 
     @guarded
     def _compiles(self) -> None:
@@ -278,16 +270,14 @@ class Recorder:
         if self._everything and module is not None and not self.models.knows(module):
             self.models.discover(module, sys._getframe(1))
         self.without_modules()
-        for handle in self._roots:
-            handle.remove()
-        self._roots.clear()
+        self._hooks.drop_roots()
 
     def without_modules(self) -> None:
         """torch.compile runs: hooks on modules would have it compile again. Parameters and losses go on."""
         for model in self.models.all:
             model.compiled = True
-        self._discovers = False
-        self._unhook()
+        self._hooks.discovers = False
+        self._hooks.take_off()
 
     # Steps.
 
@@ -352,7 +342,7 @@ class Recorder:
             self._last_loss = None
         if sampled != self.sampling:
             self.sampling = sampled
-            self._hook() if sampled else self._unhook()
+            self._hooks.put_on() if sampled else self._hooks.take_off()
 
     def _next_micro(self) -> None:
         self.micro.settle()
@@ -377,7 +367,12 @@ class Recorder:
         if not self._optimizers:  # those that step in turn with it, as a GAN's do; if they do not, that is soon known
             self._usual = {id(other) for other in _optimizers() if self._concerns(other)}
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-        if self._everything and not self._discovers and first is not None and self.models.parameter(first) is None:
+        if (
+            self._everything
+            and not self._hooks.discovers
+            and first is not None
+            and self.models.parameter(first) is None
+        ):
             self.models.find_holder(first, sys._getframe(2))
         for key in [key for key, (reference, _) in self._optimizers.items() if _is_over(reference(), first)]:
             del self._optimizers[key]
@@ -391,16 +386,10 @@ class Recorder:
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), weights)
         self._usual.add(id(optimizer))
         self.without_gradients = False
-        self._watch_for_backward([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+        self._hooks.watch_for_backward(
+            [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        )
         return weights
-
-    def _watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
-        """See every backward pass, also of steps that are not sampled, by one of these parameters."""
-        for parameter in list(parameters)[-1:]:  # the last layer's, whose gradient is there first
-            known = self._sentinels.get(id(parameter))
-            alive = known is not None and known.hooks_dict_ref() is not None
-            if not alive and parameter.is_leaf and parameter.requires_grad:
-                self._sentinels[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self))
 
     def _some_optimizer(self) -> bool:
         """Whether there is an optimizer that has not stepped yet."""
@@ -428,70 +417,8 @@ class Recorder:
         if found is not None:
             self.micro.scalars.add("skipped", found)
 
-    # Hooks.
 
-    def _root(self, model: Model, module: nn.Module) -> RootHook:
-        site = next((name for name, ref in model.modules if ref() is module), ".")
-        hook = RootHook(self, model, site, module)
-        handles = self._outer if hasattr(module, "_orig_mod") else self._roots
-        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        self._watch_for_backward(
-            p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)
-        )
-        return hook
-
-    def _hook(self) -> None:
-        if self._discovers and self._discovery is None:
-            self._discovery = register_module_forward_pre_hook(_Discovery(self))
-        if self.what.isdisjoint(("output", "output_grad")):
-            return
-        for model in self.models.all:
-            for site, reference in () if model.compiled else model.modules:
-                module = reference()
-                if module is not None and not isinstance(module, torch.jit.ScriptModule):
-                    key = next(_ids)
-                    self._placed.append((module._forward_hooks, key))
-                    module._forward_hooks[key] = model.hooks.get(site) or self._new_hook(model, site, module)
-                    if getattr(module, "inplace", False) is True:
-                        self._placed.append((module._forward_pre_hooks, key))
-                        module._forward_pre_hooks[key] = self._writes
-
-    def _new_hook(self, model: Model, site: str, module: nn.Module) -> OutputHook:
-        hook = model.hooks[site] = OutputHook(self, model, site, module)
-        return hook
-
-    def _unhook(self) -> None:
-        if self._discovery is not None:
-            self._discovery.remove()
-            self._discovery = None
-        for table, key in self._placed:
-            table.pop(key, None)
-        self._placed.clear()
-
-
-class _Discovery(Hook):
-    """The global hook: which models are there?"""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and not self.recorder.models.knows(module):
-            self.recorder._called(module, args)
-
-
-class _Sentinel:
-    """On one parameter of an optimizer: there was a backward pass, sampled or not."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    @guarded
-    def __call__(self, parameter: Tensor) -> None:
-        self.recorder.saw_backward()
-
-
-never_compile(_Discovery.__call__, Recorder._before_step)  # all that are guarded share their code
+never_compile(Recorder._before_step)  # all that are guarded share their code
 
 _forked: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 

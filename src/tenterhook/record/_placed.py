@@ -1,0 +1,120 @@
+"""Which hooks of a recorder are where: those that stay, and those that are there while a step is sampled."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tenterhook._handles import Hook
+from tenterhook.record._compiling import never_compile
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded
+from tenterhook.record._models import Model
+
+_ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
+
+
+class Placed:
+    """The hooks of a recorder on modules and parameters."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.discovers = False  # whether models are looked for, while a step is sampled
+        self._recorder = recorder
+        self._writes = WriteHook(recorder)
+        self._discovery: RemovableHandle | None = None
+        self._on: list[tuple[dict[int, Any], int]] = []  # while a step is sampled
+        self._roots: list[RemovableHandle] = []
+        self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
+        self._sentinels: dict[int, RemovableHandle] = {}  # by the id of a parameter
+
+    def handles(self) -> list[RemovableHandle]:
+        """Of all that stay."""
+        return [*self._roots, *self._outer, *self._sentinels.values()]
+
+    def root(self, model: Model, module: nn.Module) -> RootHook:
+        """Count the calls of a model."""
+        site = next((name for name, ref in model.modules if ref() is module), ".")
+        hook = RootHook(self._recorder, model, site, module)
+        handles = self._outer if hasattr(module, "_orig_mod") else self._roots
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self.watch_for_backward(
+            p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)
+        )
+        return hook
+
+    def drop_roots(self) -> None:
+        """Count calls no longer."""
+        for handle in self._roots:
+            handle.remove()
+        self._roots.clear()
+
+    def discover_by(self, module: nn.Module) -> None:
+        """Look for models when this one is called, which torch.compile has wrapped."""
+        self._outer.append(module.register_forward_pre_hook(_Discovery(self._recorder)))
+
+    def watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
+        """See every backward pass, also of steps that are not sampled, by one of these parameters."""
+        for parameter in list(parameters)[-1:]:  # the last layer's, whose gradient is there first
+            known = self._sentinels.get(id(parameter))
+            alive = known is not None and known.hooks_dict_ref() is not None
+            if not alive and parameter.is_leaf and parameter.requires_grad:
+                self._sentinels[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self._recorder))
+
+    def put_on(self) -> None:
+        """A step is sampled: see what every module gives."""
+        recorder = self._recorder
+        if self.discovers and self._discovery is None:
+            self._discovery = register_module_forward_pre_hook(_Discovery(recorder))
+        if recorder.what.isdisjoint(("output", "output_grad")):
+            return
+        for model in recorder.models.all:
+            for site, reference in () if model.compiled else model.modules:
+                module = reference()
+                if module is not None and not isinstance(module, torch.jit.ScriptModule):
+                    key = next(_ids)
+                    self._on.append((module._forward_hooks, key))
+                    module._forward_hooks[key] = model.hooks.get(site) or self._new_hook(model, site, module)
+                    if getattr(module, "inplace", False) is True:
+                        self._on.append((module._forward_pre_hooks, key))
+                        module._forward_pre_hooks[key] = self._writes
+
+    def _new_hook(self, model: Model, site: str, module: nn.Module) -> OutputHook:
+        hook = model.hooks[site] = OutputHook(self._recorder, model, site, module)
+        return hook
+
+    def take_off(self) -> None:
+        """It is no longer sampled."""
+        if self._discovery is not None:
+            self._discovery.remove()
+            self._discovery = None
+        for table, key in self._on:
+            table.pop(key, None)
+        self._on.clear()
+
+
+class _Discovery(Hook):
+    """The global hook: which models are there?"""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and not self.recorder.models.knows(module):
+            self.recorder.called(module, args)
+
+
+class _Sentinel:
+    """On one parameter of an optimizer: there was a backward pass, sampled or not."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    @guarded
+    def __call__(self, parameter: Tensor) -> None:
+        self.recorder.saw_backward()
+
+
+never_compile(_Discovery.__call__)
