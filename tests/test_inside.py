@@ -1763,3 +1763,205 @@ def test_a_sum_that_is_no_operation_is_told_from_one_that_is():
         torch.testing.assert_close(model(torch.ones(2)), torch.full((2,), 16.0))
     with pytest.raises(EditError, match=r"y = Number\(\) \+ x"), edit(model, {"./y#0": scale(2.0)}):
         model(torch.ones(2))
+
+
+def values_of(model, address, *inputs):
+    with capture(model, address) as seen:
+        model(*inputs)
+    return [float(value) for value in seen.calls(address)]
+
+
+def test_looking_runs_no_code_of_the_models():
+    class Lazy(dict):
+        def values(self):
+            raise AssertionError("asked for its values")
+
+    def forward(self, x):
+        y = x * 2
+        lazy = Lazy(y=y)
+        self.buffer.add_(y)
+        self.buffer.mul_(3)
+        return y + self.buffers_[0] * 10 + self.buffers_[1] * 100 + lazy["y"]
+
+    def buffer(self):
+        self.asked += 1
+        return self.buffers_[self.asked % 2]
+
+    def made():
+        cls = type("Model", (nn.Module,), {"forward": forward, "buffer": property(buffer)})
+        model = cls()
+        model.asked, model.buffers_ = 0, [torch.zeros(1), torch.zeros(1)]
+        return model
+
+    truth = made()(torch.ones(1))
+    for address in ("./y", "./lazy"):
+        with capture(made(), address) as seen:
+            assert torch.equal(seen._session.model()(torch.ones(1)), truth)
+
+
+def test_a_variable_that_gets_the_same_tensor_again():
+    def again(self, x):
+        for by in (10, 100, 1000):
+            h = x
+            h = h * by
+        return h
+
+    def swapped(self, x):
+        prev = x
+        for _ in range(3):
+            h = prev * 10
+            prev, h = h, prev
+        return h + prev
+
+    def last(self, x):
+        for is_last in (False, True):
+            if is_last:
+                h = x
+                continue
+            h = x * 2
+        return h + 1
+
+    def kept(self, x):
+        self.h = x
+        y = self.h * 2
+        self.h = y
+        z = y + 1
+        self.h = x
+        return z * self.h
+
+    for forward, name, truth in (
+        (again, "h", [1, 10, 1, 100, 1, 1000]),
+        (swapped, "h", [10, 1, 100, 10, 1000, 100]),
+        (last, "h", [2, 1]),
+        (kept, "self.h", [1, 2, 1]),
+    ):
+        for _ in range(2):
+            assert values_of(module_of(forward), f"./{name}", torch.ones(1)) == truth
+    model = module_of(again)
+    with edit(model, {"./h#5": scale(0.0)}):
+        assert model(torch.ones(1)) == 0
+
+
+def test_what_another_function_assigns_is_not_this_ones():
+    def put(self, value):
+        self.h = value * 0.5
+
+    def forward(self, x):
+        self.h = x * 2
+        self.put(x)
+        y = x + 1
+        self.h = y * 3
+        for _ in range(1):
+            y = y + self.h
+        return y
+
+    model = type("Model", (nn.Module,), {"forward": forward, "put": put})()
+    for _ in range(2):
+        assert values_of(model, "./self.h", torch.ones(1)) == [2, 6]
+        assert values_of(model, "./put/self.h", torch.ones(1)) == [0.5]
+
+    def enclosing(self, x):
+        total = x
+
+        def add(value):
+            nonlocal total
+            total = total + value
+            return total * 2
+
+        y = add(x)
+        total = total + 100
+        return total + y
+
+    for name, truth in (("total", [1, 102]), ("add/total", [2])):
+        model = module_of(enclosing)
+        for address in (f"./{name}", "./**"):
+            with capture(model, address) as seen:
+                model(torch.ones(1))
+            assert [float(value) for value in seen.calls(f"./{name}")] == truth
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+def test_slots_setters_stars_and_attributes_that_are_added_to():
+    def slotted(self, x):
+        held = Slotted()
+        held.value = x
+        y = held.value + 1
+        held.value = y * 10
+        return held.value
+
+    def added(self, x):
+        self.h = x * 2
+        self.h += 1
+        self.h = self.h * 10
+        return self.h
+
+    def starred(self, x, *rest):
+        y = x + 1
+        rest = rest[0] if rest else y
+        rest = rest * 10
+        return rest
+
+    one = torch.ones(1)
+    assert values_of(module_of(slotted), "./held.value", one) == [1, 20]
+    assert values_of(module_of(added), "./self.h", one) == [2, 3, 30]
+    assert values_of(module_of(starred), "./rest", one) == [2, 20]
+    assert values_of(module_of(starred), "./rest", one, one * 5) == [5, 50]
+
+    def set_h(self, value):
+        doubled = value * 2
+        self._h = doubled
+
+    def setting(self, x):
+        self.h = x
+        y = self.h + 1
+        self.h = y * 10
+        return self.h
+
+    model = type("Model", (nn.Module,), {"forward": setting, "h": property(lambda self: self._h, set_h)})()
+    assert values_of(model, "./set_h/doubled", one) == [2, 60]
+    with edit(model, {"./set_h/doubled#0": zero()}):
+        assert model(one) == 20
+
+
+def test_what_a_decorator_computes_goes_by_its_own_name():
+    def scaled(function):
+        @functools.wraps(function)
+        def wrapper(self, *args):
+            x = args[0] * 2
+            return function(self, x)
+
+        return wrapper
+
+    @scaled
+    def forward(self, x):
+        y = x + 1
+        x = y * 10
+        x = x + 100
+        return x
+
+    model = module_of(forward)
+    for address in ("./x", "./**"):
+        with capture(model, address) as seen:
+            model(torch.ones(1))
+        assert [float(value) for value in seen.calls("./x")] == [30, 130]
+    assert values_of(model, "./wrapper/x", torch.ones(1)) == [2]
+    assert [site for site in map(str, sites(model, torch.ones(1))) if site.startswith("./x")] == ["./x#0", "./x#1"]
+
+
+def test_an_exception_lets_go_of_the_frame():
+    class Failing(nn.Module):
+        def forward(self, x):
+            big = x * 2
+            refs.append(weakref.ref(big))
+            q = x
+            w = q + 1
+            raise ValueError
+
+    model, refs = Failing(), []
+    with contextlib.suppress(ValueError), capture(model, "./q") as seen:
+        model(torch.ones(1))
+    gc.collect()
+    assert refs[0]() is None and seen["./q"] == 1

@@ -205,14 +205,19 @@ class Steps(list[Step]):
         step = self[i]
         if step.op in STORES:
             return str(step.argument)
-        if step.op == "STORE_ATTR" and depth == 1 and self[i - 1].op in _LOADS:
-            return f"{self[i - 1].argument}.{step.argument}"
+        if step.op == "STORE_ATTR" and depth == 1:
+            return self.attribute(i)
         if step.op.startswith("UNPACK_"):
             return self.unpacked(i)
         if step.op in ("BUILD_TUPLE", "BUILD_LIST"):
             whole = self.taker(i + 1, 0)
             return whole[step.takes - 1 - depth] if isinstance(whole, Parts) and len(whole) == step.takes else None
         return None
+
+    def attribute(self, i: int) -> str | None:
+        """What the i-th step, which stores an attribute, assigns to: `self.h`."""
+        thing = self.path(self.operands[i][1])
+        return None if thing is None else f"{thing}.{self[i].argument}"
 
     def exit(self, i: int, depth: int = 0) -> Exit | None:
         """Where the value goes that lies `depth` below the top of the stack before the i-th step, if to the caller

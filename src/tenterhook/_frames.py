@@ -5,12 +5,14 @@ how often each name was assigned in this call of the module. It goes when the fr
 when a call has ended, be it by an exception.
 """
 
+import contextlib
 import inspect
 import itertools
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections import UserDict
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from tenterhook._replay import Again, checkpoint_of
 _OURS = str(Path(__file__).parent / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
 CALLS = nn.modules.module.__file__  # where a module's call leads to its forward
+_CALLING = ("_wrapped_call_impl", "_call_impl", "inner", "_slow_forward")  # the functions there that do
 # Torch's code between an operation and who asked for it, which hands the result on as it is.
 _hands_on = re.compile(_TORCH + r"(?:overrides|_jit_internal|_ops|_tensor|_library/custom_ops)\.py").fullmatch
 # The same, and what else of torch is no part of a name.
@@ -132,14 +135,16 @@ class Frames:
         one = checkpoint_of(frame)
         if one is not None and one[1] and (origin := self._origins.get(one[0])) is not None:
             return Where(origin.owner, origin.prefix, dict(origin.counts))
-        if code.co_filename == CALLS:
+        if code.co_filename == CALLS and code.co_name in _CALLING:
             owner = _read(frame, "self")
         elif back.f_code.co_filename == CALLS:
             owner = _read(back, "self")
             owner = owner if _is_forward(code, owner) else None
         else:
             return None
-        return Where(owner) if id(owner) in self._modules else None
+        if id(owner) not in self._modules:
+            return None
+        return Where(owner, f"/{code.co_name.strip('<>')}" if _is_decorator(code, owner) else "")
 
     def _below(self, frame: Any, above: Where) -> Where:
         """Where a frame is, from where the one above it is."""
@@ -219,12 +224,23 @@ def attributes(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
     return {name: _stored_in(module, name.split(".")[1:]) for name in names}
 
 
-def _stored_in(thing: Any, path: list[str]) -> Any:
+def _stored_in(thing: Any, path: Iterable[str]) -> Any:
     """An attribute of an attribute, if it is nothing but stored there: no code of the model's runs to get it."""
     for name in path:
-        places = [vars(thing)] if hasattr(thing, "__dict__") else []
-        places += [thing._buffers, thing._parameters] if isinstance(thing, nn.Module) else []
-        thing = next((place[name] for place in places if name in place), None)
+        try:
+            own = object.__getattribute__(thing, "__dict__")
+        except AttributeError:
+            own = {}
+        tables = (
+            (own.get("_buffers"), own.get("_parameters"), own.get("_modules")) if isinstance(thing, nn.Module) else ()
+        )
+        found = next((table[name] for table in (own, *tables) if type(table) is dict and name in table), None)
+        if found is None:
+            slots = (vars(cls).get(name) for cls in type(thing).__mro__)
+            slot = next((slot for slot in slots if isinstance(slot, types.MemberDescriptorType)), None)
+            with contextlib.suppress(AttributeError):
+                found = None if slot is None else slot.__get__(thing)
+        thing = found
     return thing
 
 
@@ -259,18 +275,17 @@ def holder(frame: Any, value: Tensor, likely: list[str]) -> str | None:
 
 def _look_in(values: Any, others: Any, path: str) -> Any:
     first, *attributes = path.split(".")
-    thing = values.get(first, others.get(first))
-    for name in attributes:
-        thing = getattr(thing, name, None)
-    return thing
+    return _stored_in(values.get(first, others.get(first)), attributes)
 
 
 def holds_tensors(value: Any) -> bool:
     """Whether a value is a tensor, or a tuple, list, mapping or dataclass with one."""
     if isinstance(value, Tensor):
         return True
-    if isinstance(value, Mapping):
-        return any(isinstance(part, Tensor) for part in value.values())
+    if isinstance(value, UserDict):
+        value = _stored_in(value, ("data",))
+    if isinstance(value, dict):
+        return any(isinstance(part, Tensor) for part in dict.values(value))  # whatever its own says
     if isinstance(value, tuple | list):
         return any(isinstance(part, Tensor) for part in value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -337,6 +352,12 @@ def _is_forward(code: types.CodeType, owner: Any) -> bool:
         return True
     own = getattr(owner, "forward", None)
     return getattr(getattr(own, "__func__", own), "__code__", None) is code
+
+
+def _is_decorator(code: types.CodeType, owner: Any) -> bool:
+    """Whether code stands for a module's forward, and says what that is, as with functools.wraps."""
+    own = getattr(owner, "forward", None)
+    return hasattr(own, "__wrapped__") and code.co_name != "forward" and own.__code__ is code
 
 
 def _part(code: types.CodeType, owner: Any) -> str:

@@ -245,7 +245,10 @@ class Inside(Mode):
             new = self._reach(where, taker, value, spot, older=older)
             value = value if new is None else new
             if taker in here.watch:
-                where.coming.setdefault(taker, []).append((_reference(value), spot.offset))
+                coming = where.coming.setdefault(taker, [])
+                if coming and coming[-1][1] == spot.offset:  # the one before is taken by now
+                    where.bound[taker] = coming.pop()[0]
+                coming.append((_reference(value), spot.offset))
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -347,10 +350,14 @@ class Inside(Mode):
     def _is_elsewhere(self) -> bool:
         return threading.get_ident() != self._thread and not self.is_on()
 
-    def finish(self) -> None:
-        """Before the session ends: see to the functions that have."""
-        self._look_back(_frame(1))
-        self._running.clear()
+    def finish(self, failed: bool) -> None:
+        """Before the session ends: see to the functions that have, unless an exception ended them."""
+        try:
+            if not failed:
+                self._look_back(_frame(1))
+        finally:
+            self._running.clear()
+            self._attributes.clear()
 
     def _look_back(self, frame: Any) -> None:
         """See which variables of functions that have ended got values after their last operation."""
@@ -414,9 +421,10 @@ class Inside(Mode):
                 around = around.f_back
             self._frames.where(frame)  # no longer new
         if here.watch:
-            self._look_at_variables(frame, here)
+            self._look_at_variables(frame, here, again=True)
 
-    def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None) -> None:
+    def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
+        """See which variables of a function have got other values; `again`: its place is about to run, maybe again."""
         where = where or self._frames.where(frame)
         if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
             return
@@ -436,21 +444,44 @@ class Inside(Mode):
                 if not here.spots.is_assigned(name, frame.f_lasti):
                     where.bound[name] = _reference(given.get(name))
         for name, value in values:
-            before = where.bound.get(name)
-            if before is not None and before() is value:
+            if self._is_known(here, where, name, value, frame.f_lasti, again):
                 continue
             where.bound[name] = _reference(value)
-            if "." in name and not here.spots.may_assign(name, last, frame.f_lasti):  # another function has
-                continue
-            spot = here.spots.giving(name, frame.f_lasti)
-            coming = where.coming.get(name, [])
-            told = next((i for i, (reference, _) in enumerate(coming) if _is_same(reference(), value)), None)
-            if told is None and coming and coming[-1][1] == spot.offset:  # another session has changed it since
-                told = len(coming) - 1
-            if told is not None:  # it was seen when it was made
-                del coming[: told + 1]
-                continue
-            self._reach(where, name, value, spot, late=True)
+            if name in here.spots.shared and not here.spots.may_assign(name, last, frame.f_lasti):
+                continue  # another function has
+            self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
+
+    def _is_known(self, here: _Here, where: Where, name: str, value: Any, place: int, again: bool) -> bool:
+        """Whether a variable holds what it did when last seen, or what was made for it since and is told of."""
+        spots = here.spots
+        assert spots is not None
+        stored = None
+        if coming := where.coming.pop(name, None):
+            at = spots[place].offset
+            waiting = []
+            for one in coming:
+                if one[1] <= at < spots.stored_at(name, one[1]) and not (again and one[1] == at):
+                    waiting.append(one)
+                else:
+                    stored = one
+            for i, one in enumerate(waiting):  # after all
+                if _is_same(one[0](), value):
+                    stored, waiting = one, waiting[i + 1 :]
+                    break
+            if stored is not None:
+                where.bound[name] = stored[0]
+            if waiting:
+                where.coming[name] = waiting
+        before = where.bound.get(name)
+        if before is not None and _is_same(before(), value):
+            return True
+        if stored is None:
+            return False
+        taken = spots.stored_at(name, stored[1])
+        if spots.may_assign(name, taken + 1, place, but=taken):
+            return False
+        where.bound[name] = _reference(value)  # another session has changed it since
+        return True
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""

@@ -6,6 +6,7 @@ Nothing but the bytecode is read, so that it works without source, and the names
 numbers.
 """
 
+import inspect
 import linecache
 import types
 from collections.abc import Callable
@@ -141,37 +142,66 @@ class Spots(dict[int, Spot]):
     def _arguments(self) -> tuple[str, ...]:
         return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
 
-    def stores(self, names: tuple[str, ...]) -> list[int]:
-        """Where some variables are assigned, in order."""
-        return [step.offset for i, step in enumerate(self._steps) if self._stored(i) in names]
+    @cached_property
+    def _stores(self) -> dict[str, list[int]]:
+        """For each variable and attribute: where it is assigned, in order."""
+        found: dict[str, list[int]] = {}
+        for i, step in enumerate(self._steps):
+            if (name := self._stored(i)) is not None:
+                found.setdefault(name, []).append(step.offset)
+        return found
 
     def _stored(self, i: int) -> str | None:
         """What the i-th step assigns to: `y`, `self.h`."""
         step = self._steps[i]
-        if step.op == "STORE_ATTR":
-            thing = self._steps.path(self._steps.operands[i][1])
-            return None if thing is None else f"{thing}.{step.argument}"
-        return str(step.argument) if step.op in STORES else None
+        return (
+            self._steps.attribute(i) if step.op == "STORE_ATTR" else str(step.argument) if step.op in STORES else None
+        )
+
+    def stores(self, names: tuple[str, ...]) -> list[int]:
+        """Where some variables are assigned, in order."""
+        return sorted(offset for name in names for offset in self._stores.get(name, ()))
+
+    def stored_at(self, name: str, made: int) -> int:
+        """Where a variable takes what was made for it at a place; -1 if that cannot be told."""
+        return next((offset for offset in self._stores.get(name, ()) if offset > made), -1)
 
     def is_assigned(self, name: str, before: int) -> bool:
         """Whether a variable was assigned before a place, whichever way the code took there."""
         here = self._steps[: max(self._steps.running(before), 0)]
         return not any(step.jump is not None for step in here) and name in map(self._stored, range(len(here)))
 
-    def may_assign(self, name: str, since: int, now: int) -> bool:
-        """Whether a variable may have been assigned here from one place to another."""
-        return any(self.loops or since <= offset < now for offset in self.stores((name,)))
+    def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
+        """Whether a variable may have been assigned here from one place to another, other than at a third."""
+        return any(offset != but and self._may_pass(offset, since, now) for offset in self._stores.get(name, ()))
+
+    def _may_pass(self, place: int, since: int, now: int) -> bool:
+        return since <= place < now or any(
+            end >= since and start <= now and (since <= place <= end or start <= place < now)
+            for end, start in self._backward
+        )
 
     @cached_property
+    def _backward(self) -> list[tuple[int, int]]:
+        return [(step.offset, step.argument) for step in self._steps if "JUMP_BACKWARD" in step.op]
+
+    @property
     def loops(self) -> bool:
         """Whether code may run again after code below it."""
-        return any("JUMP_BACKWARD" in step.op for step in self._steps)
+        return bool(self._backward)
+
+    @cached_property
+    def shared(self) -> set[str]:
+        """What other functions may assign, too: attributes, and variables of an enclosing or enclosed one."""
+        return {name for name in self._stores if "." in name}.union(self.code.co_cellvars, self.code.co_freevars)
 
     @cached_property
     def rebound(self) -> set[str]:
-        """What had a value before, and gets another: arguments and attributes."""
-        stored = {self._stored(i) for i in range(len(self._steps))}
-        return {name for name in stored if name is not None and (name in self._arguments or "." in name)}
+        """What had a value before, and gets another: arguments, attributes, variables of an enclosing function."""
+        code = self.code
+        extra = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        arguments = code.co_varnames[: len(self._arguments) + extra]
+        return {name for name in self._stores if name in arguments or "." in name or name in code.co_freevars}
 
 
 _known: dict[int, Spots] = {}

@@ -286,8 +286,8 @@ class Session:
 
     def _leave(self) -> None:
         try:
-            if self._inside is not None and self._ended_by is None:
-                self._inside.finish()
+            if self._inside is not None:
+                self._inside.finish(failed=self._ended_by is not None)
         finally:
             self._close()
 
