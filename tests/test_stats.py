@@ -62,6 +62,9 @@ CASES = {
     "empty": torch.empty(0, 4),
     "constant": torch.full((5_000,), 3.3),
     "an outlier first": torch.randn(50_000).index_fill_(0, torch.arange(0, 50_000, 4096), 1e6),
+    "large mean with NaN": (1e4 + 1e-2 * torch.randn(1 << 18)).index_fill_(0, torch.arange(0, 1 << 18, 4096), math.nan),
+    "an outlier that is near": torch.full((4096,), 259371.1875).index_fill_(0, torch.tensor([0]), 293904.8125),
+    "equal ones, then zeros": torch.cat([torch.full((16,), 3.3), torch.zeros(8_000)]),
     "large mean": 1e4 + 1e-2 * torch.randn(20_000),
     "huge": torch.tensor([3e38, -3e38, 1.0]).repeat(3_000),
     "tiny": torch.full((6_000,), 1e-40),
@@ -265,6 +268,20 @@ def test_what_becomes_of_a_value_later_is_nothing_to_us(sheet, write):
         (block,) = gather.blocks
         row = dict(zip(NUMBERS, block.arrays()[0][0], strict=True))
         assert (row["sum"], row["zeros"], gather.lost) == (2_000_000, 0, 0)
+
+
+@pytest.mark.parametrize("way_of_freeing", ["freed", "freed, a view", "never there"])
+def test_a_tensor_without_memory_is_counted_as_not_measured(way_of_freeing, way):
+    value = torch.randn(100)
+    shown = value[10:60] if "view" in way_of_freeing else value
+    if way_of_freeing == "never there":
+        shown = torch._efficientzerotensor(100)
+    else:
+        value.untyped_storage().resize_(0)
+    gather = Gather(set())
+    gather.add([0], shown)
+    gather.settle()
+    assert gather.skipped + gather.lost == 1 and not any(any(block.places) for block in gather.blocks)
 
 
 def test_plain_does_not_copy_what_lies_densely():

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -490,3 +492,157 @@ def test_no_step_of_an_optimizer_is_found(tmp_path):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
     assert [(f.rule, f.severity) for f in run.findings] == [("parameter never trained", "error")]
+
+
+# Found by trying to break it
+
+
+def test_threads_open_and_close_watches_of_their_own(tmp_path):
+    failed = []
+
+    def work(k):
+        try:
+            model = net()
+            optimizer = torch.optim.Adam(model.parameters())
+            for j in range(4):
+                with watch(model, to=tmp_path / f"{k}-{j}", every=1):
+                    for x, y in batches(15):
+                        F.cross_entropy(model(x), y).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize("size", [16, 1_000_000])
+def test_a_step_that_exchanges_a_parameter_has_no_update_of_it(size, tmp_path):
+    class Growing(torch.optim.Optimizer):
+        steps = 0
+
+        def step(self, closure=None):
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter -= 0.1 * parameter.grad
+            self.steps += 1
+            if self.steps == 3:
+                model.extra.data, model.extra.grad = torch.zeros(size), None
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.extra, self.linear = nn.Parameter(torch.randn(8)), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).sum() + self.extra.sum()
+
+    model = Model()
+    optimizer = Growing(model.parameters(), {"lr": 0.1})
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).backward()
+            optimizer.step()
+    updates = {row["step"]: row for row in rows(run.open(), site="extra", what="update")}
+    assert sorted(updates) == [0, 1, 3, 4, 5]
+    assert updates[3]["count"] == size and updates[3]["max"] == updates[3]["min"] == pytest.approx(-0.1)
+
+
+def test_an_optimizer_that_wraps_another_does_not_count(tmp_path):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, parameters, **options):
+            super().__init__(parameters, options)
+            self.base = torch.optim.SGD(self.param_groups, **options)
+
+        def step(self, closure=None):
+            self.base.step()
+
+    model = net()
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, batches(9), optimizer=Wrapper(model.parameters(), lr=0.1))
+    assert run._recording.recorder.failed is None
+    found = run.open()
+    assert found.steps()["step"].to_pylist() == list(range(9))
+    assert {row["calls"] for row in rows(found, what="update")} == {1}
+
+
+def test_optimizers_that_step_inside_the_backward_pass_leave_no_step_too_many(tmp_path):
+    model = net()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: (optimizers[p].step(), optimizers[p].zero_grad())[0])
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(10):
+            F.cross_entropy(model(x), y).backward()
+    assert len(run.open().steps()) == 10
+
+
+class Twice(nn.Module):
+    """One ReLU for two things, of which the first may be dead."""
+
+    def __init__(self, widths, bias=0.0):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, widths[0]), nn.Linear(widths[0], widths[1]), nn.Linear(widths[1], 4)
+        self.relu = nn.ReLU()
+        nn.init.constant_(self.a.bias, bias)
+
+    def forward(self, x):
+        return self.c(self.relu(self.b(self.relu(self.a(x)))))
+
+
+def dead_in(model, tmp_path, *shape):
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(torch.randn(*shape)).pow(2).mean().backward()
+            optimizer.step()
+    return [row["dead"] for row in rows(run.open(), what="output") if row["dead"] is not None]
+
+
+def test_one_relu_for_several_things(tmp_path):
+    assert max(dead_in(Twice((64, 32)), tmp_path / "alive", 64, 8)) < 0.2
+    assert set(dead_in(Twice((32, 32), bias=-50.0), tmp_path / "dead", 64, 8)) == {1.0}
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm1d(20, affine=False)])
+def test_the_units_of_a_convolution_are_its_channels(norm, tmp_path):
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("by", torch.tensor([-50.0] * 18 + [0.0] * 2).view(20, 1))
+
+        def forward(self, x):
+            return x + self.by
+
+    model = nn.Sequential(nn.Conv1d(4, 20, 3), norm(), Shifted(), nn.ReLU(), nn.Flatten(), nn.Linear(600, 2))
+    assert dead_in(model, tmp_path, 8, 4, 32) == [pytest.approx(0.9)] * 5
+    tokens = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))
+    nn.init.constant_(tokens[0].bias[:15], -50.0)
+    assert dead_in(tokens, tmp_path / "tokens", 8, 6, 4) == [pytest.approx(0.75)] * 5
+
+
+def test_a_value_that_is_no_number_does_not_silence_a_unit(tmp_path):
+    class Broken(nn.Module):
+        def forward(self, x):
+            return torch.cat([x[1:], torch.full_like(x[:1], math.nan)])
+
+    for dtype in (torch.float32, torch.bfloat16):
+        model = nn.Sequential(nn.Linear(8, 16), Broken(), nn.ReLU(), nn.Linear(16, 2)).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with watch(model, to=tmp_path / str(dtype), every=1) as run:
+            for _ in range(16):
+                optimizer.zero_grad()
+                model(torch.randn(32, 8, dtype=dtype))[:-1].float().pow(2).mean().backward()
+                for parameter in model.parameters():
+                    parameter.grad.zero_()
+                optimizer.step()
+        dead = [row["dead"] for row in rows(run.open(), what="output") if row["dead"] is not None]
+        assert dead and max(dead) < 0.2

@@ -357,7 +357,7 @@ def _is_forward(code: types.CodeType, owner: Any) -> bool:
 def _is_decorator(code: types.CodeType, owner: Any) -> bool:
     """Whether code stands for a module's forward, and says what that is, as with functools.wraps."""
     own = getattr(owner, "forward", None)
-    return hasattr(own, "__wrapped__") and code.co_name != "forward" and own.__code__ is code
+    return hasattr(own, "__wrapped__") and code.co_name != "forward" and getattr(own, "__code__", None) is code
 
 
 def _part(code: types.CodeType, owner: Any) -> str:

@@ -25,6 +25,7 @@ _TOGETHER = 128  # tensors per launch
 _SHARE = 1 / 50  # of a GPU's memory may wait
 _MOST = 20_000  # rows of one micro-batch
 _CACHED = 1 << 25  # bytes that may on a CPU, whose cache may still have them when they are measured
+_LOW = 1 << 36  # an address below it may be an offset from nowhere
 _USUAL = (Tensor, nn.Parameter)
 _READY = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -173,9 +174,9 @@ class Gather:
             return
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         usual = usual and tensor.layout is torch.strided and not tensor.is_nested
-        if not (usual and tensor.is_contiguous()) or is_wrapped(tensor):
+        if not (usual and tensor.is_contiguous()) or is_wrapped(tensor) or not has_values(tensor):
             values = plain(tensor)
-            if values is None or not (values.is_cuda or values.is_cpu):
+            if values is None or not (values.is_cuda or values.is_cpu) or not has_values(values):
                 self.skipped += 1
                 return
             tensor = values
@@ -196,7 +197,7 @@ class Gather:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
-            if version >= 0 and tensor._version != version:
+            if (version >= 0 and tensor._version != version) or not has_values(tensor):
                 self.lost += 1
                 self._at_once.update(places)
             else:
@@ -253,7 +254,15 @@ def is_plain(tensor: Tensor) -> bool:
         and not is_wrapped(tensor)
         and not tensor.is_neg()
         and is_native()
+        and has_values(tensor)
     )
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has memory, which may have been freed: `untyped_storage().resize_(0)`, as FSDP does."""
+    if tensor.data_ptr() >= _LOW or not tensor.numel():
+        return True  # without asking for the storage, which takes longer
+    return not tensor._is_zerotensor() and tensor.untyped_storage().nbytes() > 0
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -41,18 +41,18 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
         if not recorder.on or compiler._is_compiling_flag:  # what is_compiling() asks
             return None
-        start = clock()
-        try:
-            with recorder.lock:
+        with recorder.lock:
+            start = clock()  # to wait for another thread is not our own time
+            try:
                 if not dispatch_modes() and not function_modes():
                     return method(self, *args)
                 with unrecorded(), torch._C.DisableTorchFunction():  # the user's modes are not for us
                     return method(self, *args)
-        except Exception as error:
-            recorder.fail(error)
-            return None
-        finally:
-            recorder.spent += clock() - start
+            except Exception as error:
+                recorder.fail(error)
+                return None
+            finally:
+                recorder.spent += clock() - start
 
     return safely
 
@@ -143,8 +143,8 @@ class OutputHook(Hook):
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
-        self._alive: Tensor | None = None
-        self._calls = 0
+        self._alive: dict[int, tuple[int, Tensor]] = {}  # by use: over how many calls, and which units have fired
+        self._has_channels: bool | None = None
 
     @guarded
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -199,29 +199,42 @@ class OutputHook(Hook):
         """Which units of a ReLU never fire over some calls; which share of a sigmoid's values is at its ends."""
         if tensor.layout is not torch.strided or tensor.is_nested:
             return
-        scalars = self.recorder.micro.scalars
+        micro = self.recorder.micro
+        use = micro.uses[place] = micro.uses.get(place, -1) + 1  # one module may be used for several things
         if self._limits is not None:
             centre, far = self._limits
-            scalars.add(("saturated", place), ((tensor.detach() - centre).abs() > far).double().mean())
+            share = ((tensor.detach() - centre).abs() > far).double().mean()
+            micro.scalars.add(("saturated", place, use), share)
             return
         if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
-        tensor, alive = tensor.detach(), self._alive
-        units = tensor.shape[1 if tensor.dim() > 3 else -1]  # channels are units
+        if self._has_channels is None or tensor.dim() != 3:
+            self._has_channels = tensor.dim() > 3 or (tensor.dim() == 3 and comes_from_convolution(tensor))
+        tensor, units = tensor.detach(), tensor.shape[1 if self._has_channels else -1]
+        calls, alive = self._alive.get(use, (0, None))
         if alive is None or alive.numel() != units or alive.device != tensor.device:
-            alive = torch.zeros(units, dtype=torch.bool, device=tensor.device)
+            calls, alive = 0, torch.zeros(units, dtype=torch.bool, device=tensor.device)
+        outer = len(tensor) if self._has_channels else tensor.numel() // units
         if is_plain(tensor):
-            outer = len(tensor) if tensor.dim() > 3 else tensor.numel() // units
             mark_firing(tensor, outer, tensor.numel() // (outer * units), alive)
         else:
-            if tensor.dim() > 3:  # in two steps, the first along neighbours, which is far faster
-                tensor = tensor.flatten(2).amax(2)
-            alive = alive | (tensor.flatten(0, -2).amax(0) > 0)
-        self._alive = alive
-        self._calls += 1
-        if self._calls % _WINDOW == 0:
-            scalars.add(("dead", place), 1 - alive.double().mean())
-            self._alive = None
+            alive = alive | (tensor.reshape(outer, units, -1) > 0).any(2).any(0)
+        self._alive[use] = calls + 1, alive
+        if calls + 1 == _WINDOW:
+            micro.scalars.add(("dead", place, use), 1 - alive.double().mean())
+            del self._alive[use]
+
+
+def comes_from_convolution(tensor: Tensor) -> bool:
+    """Whether a value is that of a convolution, but for a normalization and the like, as far as its graph says."""
+    node = tensor.grad_fn
+    for _ in range(6):
+        if node is None or "Convolution" in node.name():
+            return node is not None
+        if "mm" in node.name().lower():
+            return False
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
 
 
 class WriteHook(Hook):

@@ -33,6 +33,7 @@ class Micro:
         self.tasks: set[int] = set()  # its backward passes
         self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
+        self.uses: dict[int, int] = {}  # by place of a module's output: which use of it was the last
         self.has_scale = False
         self.called = False  # whether a model was
 
@@ -117,11 +118,12 @@ class Pending:
         losses = []
         for key, value in facts.items():
             if isinstance(key, tuple):
-                name, which = key
+                name, which, *_ = key
                 if name == "loss":
                     losses.append(value / (scale or 1.0))
                 else:
-                    getattr(step, name)[which] = value
+                    found = getattr(step, name)
+                    found[which] = max(value, found.get(which, value))  # of the uses of one module, the worst
         return losses
 
 

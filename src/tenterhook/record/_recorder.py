@@ -7,7 +7,6 @@ before every model's call, one on one parameter per optimizer (for the loss), an
 
 import contextlib
 import gc
-import itertools
 import math
 import os
 import sys
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
@@ -32,10 +30,8 @@ from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
 from tenterhook.record._step import Step
+from tenterhook.record._stepping import Stepping
 from tenterhook.record._weights import Weights
-
-_ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
-
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
 _TOGETHER, _SAMPLES, _WAIT = 16, 4, 0.25
@@ -77,12 +73,14 @@ class Recorder:
         self._usual: set[int] = set()  # those of the one before
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._ready: set[int] = set()  # those that are stepping
+        self._wrappers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that only have another step
         self._globals: list[Any] = []
         self._everything = False  # whether whatever is called counts
         self._hooks = Placed(self)
         self._scaler: Any = None
         self._searched_scaler = False
         self._last_loss: Any = None
+        self._began_in = -1  # the backward pass in which the part has begun
         self._has_optimizer: bool | None = None
         self._only: Optimizer | None = None
         self._others: list[Any] = []
@@ -103,11 +101,7 @@ class Recorder:
         self.on = True
         self._hooks.discovers = self._everything = discover
         self._only = optimizer
-        self._globals = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-            Compiling(self._wrapped, self._compiles, all_code=discover),
-        ]
+        self._globals = [Stepping(self), Compiling(self._wrapped, self._compiles, all_code=discover)]
         _forked.add(self)
         for name, module in models:
             model = self.models.add(name, module)
@@ -129,7 +123,7 @@ class Recorder:
         """The training is over: the steps that are not yet handed on, and what belongs to none."""
         if self.failed is None and self.on:
             try:
-                unstepped = self.micro.tasks or (self.without_gradients and self.micro.called)
+                unstepped = self.micro.tasks - {self._began_in} or (self.without_gradients and self.micro.called)
                 if unstepped and not self._stepped:
                     self._add_part()
                 if unstepped or self._stepped:
@@ -203,10 +197,11 @@ class Recorder:
             self.part.classes = classes_of(loss)
 
     @guarded
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
         if not self._concerns(optimizer):
             return None
+        self._note_wrappers(optimizer)
         at, closure = _closure(args, kwargs)
         if closure is None:
             self._gradients_ready(optimizer)
@@ -227,10 +222,12 @@ class Recorder:
             self._gradients_ready(optimizer)
 
     @guarded
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) not in self._ready:
             return
         self._ready.discard(id(optimizer))
+        if id(optimizer) not in self._optimizers:  # another one, that it wraps, has stepped for it
+            return
         if self.part.sampled:
             self._optimizers[id(optimizer)][1].after(self.micro.gather)
         if id(optimizer) in self._stepped:
@@ -338,7 +335,8 @@ class Recorder:
         sampled = self.schedule.wants(self.steps) if not self._stepped else self.sampling
         self.part = Part(self._at_once, sampled)
         self.micro = self.part.micros[-1]
-        if graph_task() == -1:  # an optimizer may step inside the backward pass, which has the one loss
+        self._began_in = graph_task()
+        if self._began_in == -1:  # an optimizer may step inside the backward pass, which has the one loss
             self._last_loss = None
         if sampled != self.sampling:
             self.sampling = sampled
@@ -351,6 +349,8 @@ class Recorder:
         self._last_loss = None
 
     def _concerns(self, optimizer: Optimizer) -> bool:
+        if optimizer in self._wrappers:
+            return False
         known = self._optimizers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return True
@@ -360,13 +360,21 @@ class Recorder:
             return True
         return any(self.models.parameter(p) for group in optimizer.param_groups for p in group["params"])
 
+    def _note_wrappers(self, optimizer: Optimizer) -> None:
+        """Others that are stepping, with the same parameters, only wrap this one: they do not count from now on."""
+        first = _first(optimizer)
+        for key in self._ready.intersection(self._optimizers) - {id(optimizer)}:
+            other = self._optimizers[key][0]()
+            if other is not None and _is_over(other, first):
+                self._wrappers.add(other)
+
     def _know_optimizer(self, optimizer: Optimizer) -> Weights:
         known = self._optimizers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
         if not self._optimizers:  # those that step in turn with it, as a GAN's do; if they do not, that is soon known
             self._usual = {id(other) for other in _optimizers() if self._concerns(other)}
-        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        first = _first(optimizer)
         if (
             self._everything
             and not self._hooks.discovers
@@ -418,7 +426,7 @@ class Recorder:
             self.micro.scalars.add("skipped", found)
 
 
-never_compile(Recorder._before_step)  # all that are guarded share their code
+never_compile(Recorder.before_step)  # all that are guarded share their code
 
 _forked: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
@@ -429,6 +437,10 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _first(optimizer: Optimizer) -> Tensor | None:
+    return next((p for group in optimizer.param_groups for p in group["params"]), None)
 
 
 def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:

@@ -85,6 +85,7 @@ class Weights:
         numbers = self._numbers["update"]
         tensors, old = self._tensors, self._old
         self._old, self._tensors = {}, []
+        old = {i: one for i, one in old.items() if _is_like(tensors[i], one)}  # else the step has exchanged it
         plain = [i for i in old if is_plain(tensors[i]) and is_plain(old[i])]
         gather.add_plain([numbers[i] for i in plain], [tensors[i] for i in plain], minus=[old[i] for i in plain])
         if rest := sorted(old.keys() - plain):
@@ -140,6 +141,10 @@ class Weights:
             tensor = self._tensors[i]
             need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
         return all(size < _free(device) / 4 for device, size in need.items())
+
+
+def _is_like(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and tensor.dtype == other.dtype and tensor.device == other.device
 
 
 def _free(device: torch.device) -> float:

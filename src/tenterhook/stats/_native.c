@@ -10,32 +10,33 @@ enum { COUNT, NAN_, POS_INF, NEG_INF, ZEROS, SUM, SUMSQ, MIN, MAX, SAMPLED, COLU
 enum { BLOCK = 4096, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
 
 static void careful(const float *x, int64_t n, double *row) {
+    double sum = 0, square = 0; /* by themselves: small numbers would get lost in the sums of a whole tensor */
     for (int64_t i = 0; i < n; i++) {
         double v = x[i];
         if (isnan(v)) row[NAN_]++;
         else if (isinf(v)) row[v > 0 ? POS_INF : NEG_INF]++;
         else {
             row[ZEROS] += v == 0;
-            row[SUM] += v;
-            row[SUMSQ] += v * v;
+            sum += v;
+            square += v * v;
             if (v < row[MIN]) row[MIN] = v;
             if (v > row[MAX]) row[MAX] = v;
         }
     }
+    row[SUM] += sum;
+    row[SUMSQ] += square;
 }
 
-/* In float32 around a shift, or little would be left of a small deviation from a large mean: around the first value,
-   unless that is an outlier. Every lane adds up by itself, so that the compiler can use vectors without changing what is
+/* In float32 around a shift, or little would be left of a small deviation from a large mean: around the mean of the
+   first values, where that says more than they deviate. Every lane adds up by itself, so that the compiler can use vectors without changing what is
    computed; n is a multiple of LANES. */
 static void quick(const float *restrict x, int n, double *row) {
-    float near = 0, far = 0, sum[LANES] = {0}, square[LANES] = {0}, low[LANES], high[LANES];
+    float mean = 0, near = 0, far = 0, sum[LANES] = {0}, square[LANES] = {0}, low[LANES], high[LANES];
     int32_t zeros[LANES] = {0};
-    for (int j = 0; j < LANES; j++) {
-        low[j] = high[j] = x[0];
-        near += (x[j] - x[0]) * (x[j] - x[0]);
-        far += x[j] * x[j];
-    }
-    float shift = near <= far ? x[0] : 0;
+    for (int j = 0; j < LANES; j++) low[j] = high[j] = x[0], mean += (x[j] - x[0]) / LANES;
+    mean += x[0]; /* so of equal values it is that value */
+    for (int j = 0; j < LANES; j++) near += (x[j] - mean) * (x[j] - mean), far += x[j] * x[j];
+    float shift = 2 * near <= far ? mean : 0;
     for (int i = 0; i < n; i += LANES)
         for (int j = 0; j < LANES; j++) {
             float v = x[i + j], d = v - shift;
