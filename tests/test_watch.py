@@ -612,6 +612,23 @@ def test_one_relu_for_several_things(tmp_path):
     assert set(dead_in(Twice((32, 32), bias=-50.0), tmp_path / "dead", 64, 8)) == {1.0}
 
 
+def test_a_relu_in_a_loop_is_one_layer(tmp_path):
+    class Recurrent(nn.Module):
+        """At its first step no unit of the first half fires, at its second none of the other."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear, self.relu = nn.Linear(8, 8), nn.ReLU()
+
+        def forward(self, x):
+            shift = torch.tensor([-50.0] * 4 + [0.0] * 4)
+            for by in (shift, shift.flip(0)):
+                x = self.relu(self.linear(x) + by)
+            return x
+
+    assert max(dead_in(Recurrent(), tmp_path, 64, 8)) < 0.2
+
+
 @pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm1d(20, affine=False)])
 def test_the_units_of_a_convolution_are_its_channels(norm, tmp_path):
     class Shifted(nn.Module):

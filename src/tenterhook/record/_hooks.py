@@ -143,8 +143,8 @@ class OutputHook(Hook):
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
-        self._alive: dict[int, tuple[int, Tensor]] = {}  # by use: over how many calls, and which units have fired
-        self._has_channels: bool | None = None
+        # By the module before: over how many calls, which units have fired, and whether these are channels.
+        self._alive: dict[str, tuple[int, Tensor | None, bool]] = {}
 
     @guarded
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -160,6 +160,7 @@ class OutputHook(Hook):
         else:
             for path, tensor in tensors_in(output):
                 self._see(path, tensor)
+        recorder.micro.last = self
         if self._is_norm and with_graph:
             recorder.micro.modes[self.model.name, self.site] = module.training
 
@@ -200,7 +201,7 @@ class OutputHook(Hook):
         if tensor.layout is not torch.strided or tensor.is_nested:
             return
         micro = self.recorder.micro
-        use = micro.uses[place] = micro.uses.get(place, -1) + 1  # one module may be used for several things
+        use = "" if micro.last is None else micro.last.site  # one module may be used after several others
         if self._limits is not None:
             centre, far = self._limits
             share = ((tensor.detach() - centre).abs() > far).double().mean()
@@ -208,18 +209,18 @@ class OutputHook(Hook):
             return
         if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
-        if self._has_channels is None or tensor.dim() != 3:
-            self._has_channels = tensor.dim() > 3 or (tensor.dim() == 3 and comes_from_convolution(tensor))
-        tensor, units = tensor.detach(), tensor.shape[1 if self._has_channels else -1]
-        calls, alive = self._alive.get(use, (0, None))
+        calls, alive, has_channels = self._alive.get(use, (0, None, False))
+        if calls == 0:
+            has_channels = tensor.dim() > 3 or (tensor.dim() == 3 and comes_from_convolution(tensor))
+        tensor, units = tensor.detach(), tensor.shape[1 if has_channels else -1]
         if alive is None or alive.numel() != units or alive.device != tensor.device:
             calls, alive = 0, torch.zeros(units, dtype=torch.bool, device=tensor.device)
-        outer = len(tensor) if self._has_channels else tensor.numel() // units
+        outer = len(tensor) if has_channels else tensor.numel() // units
         if is_plain(tensor):
             mark_firing(tensor, outer, tensor.numel() // (outer * units), alive)
         else:
             alive = alive | (tensor.reshape(outer, units, -1) > 0).any(2).any(0)
-        self._alive[use] = calls + 1, alive
+        self._alive[use] = calls + 1, alive, has_channels
         if calls + 1 == _WINDOW:
             micro.scalars.add(("dead", place, use), 1 - alive.double().mean())
             del self._alive[use]

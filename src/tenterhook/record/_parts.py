@@ -33,7 +33,7 @@ class Micro:
         self.tasks: set[int] = set()  # its backward passes
         self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
-        self.uses: dict[int, int] = {}  # by place of a module's output: which use of it was the last
+        self.last: Any = None  # the hook of the module that was last called
         self.has_scale = False
         self.called = False  # whether a model was
 
