@@ -1965,3 +1965,48 @@ def test_an_exception_lets_go_of_the_frame():
         model(torch.ones(1))
     gc.collect()
     assert refs[0]() is None and seen["./q"] == 1
+
+
+def test_what_is_changed_after_us_in_a_loop_is_no_further_assignment():
+    class Looped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Identity() for _ in range(3))
+
+        def forward(self, x):
+            y = torch.add(x, 1)
+            for layer in self.layers:
+                y = layer(y)
+            for _ in range(2):
+                y = torch.mul(y, 2)
+            return torch.mul(y, 1)
+
+    one, up = torch.ones(1), add(10.0)
+    for change, truth in (
+        ({"./y#0": up}, [2, 12, 12, 12, 24, 48]),
+        ({"layers.1": up}, [2, 2, 2, 12, 24, 48]),
+        ({"./y#4": up}, [2, 2, 2, 2, 4, 28]),
+    ):
+        model = Looped()
+        with capture(model, "./y") as seen, edit(model, change):
+            model(one)
+        assert [float(value) for value in seen.calls("./y")] == truth
+        with edit(model, {"./y#5": scale(0.0)}), edit(model, change):
+            assert model(one) == 0
+    model = Looped()
+    with capture(model, "./y") as seen:
+        handle = model.layers[1].register_forward_hook(lambda module, args, output: output + 10)
+        model(one)
+        handle.remove()
+    assert [float(value) for value in seen.calls("./y")] == [2, 2, 2, 12, 24, 48]
+
+
+@pytest.mark.parametrize("between", ["y = None", "y = 3", "del y", "y = w.sum().item()"])
+def test_the_same_tensor_after_something_else_is_another_assignment(between):
+    known = {}
+    lines = ["y = x + 1", "z = y", "w = z * 1", between, "w = w + 1", "y = z", "w = w + 1", "y = y * 2", "return w + y"]
+    exec("def forward(self, x):\n" + "\n".join("    " + line for line in lines), known)
+    model = module_of(known["forward"])
+    assert values_of(model, "./y", torch.ones(1)) == [2, 2, 4]
+    with pytest.raises(EditError), edit(model, {"./y#1": add(100.0)}):
+        model(torch.ones(1))

@@ -47,6 +47,7 @@ from tenterhook._names import Spot, Spots, spots
 from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._scope import graph_task
+from tenterhook._scope import here as open_sessions
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
 
@@ -100,6 +101,7 @@ class Inside(Mode):
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
+        self._may_change = False  # whether other hooks come after ours
         self._running: dict[
             int, list[tuple[Any, _Here, int, Where]]
         ] = {}  # by thread: the functions that are looked after
@@ -248,7 +250,8 @@ class Inside(Mode):
                 coming = where.coming.setdefault(taker, [])
                 if coming and coming[-1][1] == spot.offset:  # the one before is taken by now
                     where.bound[taker] = coming.pop()[0]
-                coming.append((_reference(value), spot.offset))
+                is_final = len(open_sessions()) < 2 and not self._may_change
+                coming.append((_reference(value), spot.offset, is_final))
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -321,12 +324,14 @@ class Inside(Mode):
             return None
         spot = self._spot(here, frame.f_lasti)
         new = output
+        self._may_change = not isinstance(next(reversed(module._forward_hooks.values()), None), Bound)
         if spot is not None and spot.taker is not None:
             where = self._frames.where(frame)
             if id(where.owner) in self._wanted:  # the module may have only handed it on
                 new = self._bind(where, spot, spot.taker, new, older=True)
         if self._hands_up:
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
+        self._may_change = False
         return None if new is output else new
 
     def before(self, module: nn.Module) -> None:
@@ -443,6 +448,11 @@ class Inside(Mode):
             for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
                 if not here.spots.is_assigned(name, frame.f_lasti):
                     where.bound[name] = _reference(given.get(name))
+        held = dict(values)
+        for name in here.watch:
+            if name not in held:  # it holds something else now, or nothing: the same tensor again is another assignment
+                where.bound.pop(name, None)
+                self._take_stored(here, where, name, frame.f_lasti, again)
         for name, value in values:
             if self._is_known(here, where, name, value, frame.f_lasti, again):
                 continue
@@ -455,33 +465,41 @@ class Inside(Mode):
         """Whether a variable holds what it did when last seen, or what was made for it since and is told of."""
         spots = here.spots
         assert spots is not None
-        stored = None
-        if coming := where.coming.pop(name, None):
-            at = spots[place].offset
-            waiting = []
-            for one in coming:
-                if one[1] <= at < spots.stored_at(name, one[1]) and not (again and one[1] == at):
-                    waiting.append(one)
-                else:
-                    stored = one
-            for i, one in enumerate(waiting):  # after all
-                if _is_same(one[0](), value):
-                    stored, waiting = one, waiting[i + 1 :]
-                    break
-            if stored is not None:
-                where.bound[name] = stored[0]
-            if waiting:
-                where.coming[name] = waiting
+        stored = self._take_stored(here, where, name, place, again)
+        if stored is not None:
+            where.bound[name] = stored[0]
         before = where.bound.get(name)
         if before is not None and _is_same(before(), value):
             return True
+        waiting = where.coming.get(name, [])
+        for i, one in enumerate(waiting):
+            if _is_same(one[0](), value):  # it has got it after all
+                where.bound[name], where.coming[name] = one[0], waiting[i + 1 :]
+                return True
         if stored is None:
             return False
-        taken = spots.stored_at(name, stored[1])
-        if spots.may_assign(name, taken + 1, place, but=taken):
+        _, made, is_final = stored
+        taken = spots.stored_at(name, made)
+        if spots.may_assign(name, taken + 1, place, but=taken) and (
+            is_final or not spots.is_last_giver(name, made, spots[place].offset)
+        ):
             return False
-        where.bound[name] = _reference(value)  # another session has changed it since
+        where.bound[name] = _reference(value)  # another session, or a hook of the user's, has changed it since
         return True
+
+    def _take_stored(self, here: _Here, where: Where, name: str, place: int, again: bool) -> Any:
+        """Of what was made for a variable, take away what it has got by now. Returns the last of that."""
+        assert here.spots is not None
+        stored, waiting = None, []
+        at = here.spots[place].offset
+        for one in where.coming.pop(name, ()):
+            if one[1] <= at < here.spots.stored_at(name, one[1]) and not (again and one[1] == at):
+                waiting.append(one)
+            else:
+                stored = one
+        if waiting:
+            where.coming[name] = waiting
+        return stored
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""

@@ -152,11 +152,11 @@ class Spots(dict[int, Spot]):
         return found
 
     def _stored(self, i: int) -> str | None:
-        """What the i-th step assigns to: `y`, `self.h`."""
+        """What the i-th step assigns to, or deletes: `y`, `self.h`."""
         step = self._steps[i]
-        return (
-            self._steps.attribute(i) if step.op == "STORE_ATTR" else str(step.argument) if step.op in STORES else None
-        )
+        if step.op == "STORE_ATTR":
+            return self._steps.attribute(i)
+        return str(step.argument) if step.op in STORES or step.op == "DELETE_FAST" else None
 
     def stores(self, names: tuple[str, ...]) -> list[int]:
         """Where some variables are assigned, in order."""
@@ -174,6 +174,16 @@ class Spots(dict[int, Spot]):
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
         return any(offset != but and self._may_pass(offset, since, now) for offset in self._stores.get(name, ()))
+
+    def is_last_giver(self, name: str, made: int, now: int) -> bool:
+        """Whether nothing else that may give a variable its value lies on the way from one place to another."""
+        others = (self.givers.get(name, set()) | self.arithmetic.get(name, set())) - {made, -1}
+        if made < now:
+            return not any(made < other < now for other in others)
+        return any(
+            end >= made and start <= now and not any(made < other <= end or start <= other < now for other in others)
+            for end, start in self._backward
+        )
 
     def _may_pass(self, place: int, since: int, now: int) -> bool:
         return since <= place < now or any(
