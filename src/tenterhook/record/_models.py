@@ -1,6 +1,7 @@
 """The models of a training, found by their calls: their names, their modules, and what is known of their parameters."""
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -15,6 +16,7 @@ from tenterhook.record._backward import frames_from
 
 _OURS = __name__.partition(".")[0]
 _MOST_FRAMES = 40
+_lock = threading.Lock()
 
 
 class Held(NamedTuple):
@@ -189,7 +191,7 @@ def _readable(name: str, module: nn.Module) -> str:
 
 def _source(cls: type) -> str:
     try:
-        file = inspect.getsourcefile(cls) or ""
-        return f"{file}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
+        with _lock:  # Python's parser fails where two threads use it
+            return f"{inspect.getsourcefile(cls) or ''}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError, SystemError):
         return ""
