@@ -17,7 +17,7 @@ import types
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,14 @@ class _Here:
         if since >= now or self.spots is None or self.spots.loops:
             return False
         return bisect_left(self.changing, since) == bisect_left(self.changing, now)
+
+
+class _Made(NamedTuple):
+    """What was made for a variable, and told of."""
+
+    value: Callable[[], Any]  # refers to it weakly
+    place: int
+    is_final: bool  # whether nobody can have changed it after us
 
 
 class Inside(Mode):
@@ -248,10 +256,10 @@ class Inside(Mode):
             value = value if new is None else new
             if taker in here.watch:
                 coming = where.coming.setdefault(taker, [])
-                if coming and coming[-1][1] == spot.offset:  # the one before is taken by now
-                    where.bound[taker] = coming.pop()[0]
+                if coming and coming[-1].place == spot.offset:  # the one before is taken by now
+                    where.bound[taker] = coming.pop().value
                 is_final = len(open_sessions()) < 2 and not self._may_change
-                coming.append((_reference(value), spot.offset, is_final))
+                coming.append(_Made(_reference(value), spot.offset, is_final))
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -467,33 +475,32 @@ class Inside(Mode):
         assert spots is not None
         stored = self._take_stored(here, where, name, place, again)
         if stored is not None:
-            where.bound[name] = stored[0]
+            where.bound[name] = stored.value
         before = where.bound.get(name)
         if before is not None and _is_same(before(), value):
             return True
         waiting = where.coming.get(name, [])
         for i, one in enumerate(waiting):
-            if _is_same(one[0](), value):  # it has got it after all
-                where.bound[name], where.coming[name] = one[0], waiting[i + 1 :]
+            if _is_same(one.value(), value):  # it has got it after all
+                where.bound[name], where.coming[name] = one.value, waiting[i + 1 :]
                 return True
         if stored is None:
             return False
-        _, made, is_final = stored
-        taken = spots.stored_at(name, made)
+        taken = spots.stored_at(name, stored.place)
         if spots.may_assign(name, taken + 1, place, but=taken) and (
-            is_final or not spots.is_last_giver(name, made, spots[place].offset)
+            stored.is_final or not spots.is_last_giver(name, stored.place, spots[place].offset)
         ):
             return False
         where.bound[name] = _reference(value)  # another session, or a hook of the user's, has changed it since
         return True
 
-    def _take_stored(self, here: _Here, where: Where, name: str, place: int, again: bool) -> Any:
+    def _take_stored(self, here: _Here, where: Where, name: str, place: int, again: bool) -> _Made | None:
         """Of what was made for a variable, take away what it has got by now. Returns the last of that."""
         assert here.spots is not None
         stored, waiting = None, []
         at = here.spots[place].offset
         for one in where.coming.pop(name, ()):
-            if one[1] <= at < here.spots.stored_at(name, one[1]) and not (again and one[1] == at):
+            if one.place <= at < here.spots.stored_at(name, one.place) and not (again and one.place == at):
                 waiting.append(one)
             else:
                 stored = one
