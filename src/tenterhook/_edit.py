@@ -24,6 +24,7 @@ from tenterhook._tap import Tap
 from tenterhook.changes import Change, Function, as_change
 
 _WHOLE_OUTPUT = Address(".")[3:]
+_PLAIN_KINDS: dict[Any, Any] = {Change: PlainEdit, Function: PlainFunction}
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
 
@@ -62,7 +63,7 @@ class edit:
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            kind = _plain_kind(made)
+            kind: Any = _PLAIN_KINDS[type(made)] if made.is_plain else None
             site = plainly(model, selector) if kind is not None else None
             if site is not None and site.address[3:] == _WHOLE_OUTPUT:
                 taps = [kind(site, made, scope)]
@@ -138,12 +139,6 @@ class edit:
         for selector, taps in self._groups:
             for address in [selector] if isinstance(selector, str) else [str(tap.site) for tap in taps]:
                 yield address, taps[0].change
-
-
-def _plain_kind(change: Any) -> Any:
-    if type(change) is Change:
-        return PlainEdit if change.is_plain else None
-    return PlainFunction if type(change) is Function and not change.takes_site else None
 
 
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:

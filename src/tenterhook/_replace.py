@@ -181,20 +181,25 @@ class PlainEdit(Edit):
             or graph_task() != scope.task
             or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
         ):
-            return super().__call__(module, args, last)
+            return self._go_the_long_way(module, args, last)
         change = self.change
         try:
             new = change.function(last, *change.values)
             if not self.applied:
                 self._first = (last.detach() if last.requires_grad else last, last._version)
+                self.applied = 1
+                return new
         except Exception:  # the long way fails too and says where, or keeps an inference tensor, which has no version
-            return super().__call__(module, args, last)
-        self.calls += 1
-        self.applied = before = self.applied + 1
-        if before > 1 and (before < 10 or not before & (before - 1) or not (before - 1) & (before - 2)):
-            self.difference.calls = before - 1
+            return self._go_the_long_way(module, args, last)
+        self.applied = applied = self.applied + 1
+        if applied < 10 or not applied & (applied - 1) or not (applied - 1) & (applied - 2):
+            self.difference.calls = applied - 1
             self.difference.note(last, new)  # this one is measured, or the one before
         return new
+
+    def _go_the_long_way(self, module: nn.Module | None, args: tuple[Any, ...], last: Any) -> Any:
+        self.calls = max(self.calls, self.applied)  # those that went the short way are not counted apart
+        return super().__call__(module, args, last)
 
     @functools.cached_property
     def _differences(self) -> Difference:

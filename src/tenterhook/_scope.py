@@ -53,7 +53,8 @@ class Scope:
     def close(self) -> None:
         """Undo `open`; not by a token, for a session may be left in another context than it was entered in."""
         self.is_open = False
-        _open_scopes.set(tuple(other for other in here() if other is not self))
+        scopes = here()
+        _open_scopes.set(scopes[:-1] if scopes and scopes[-1] is self else _without(self))
 
     def add(self, handle: RemovableHandle) -> None:
         """Remember a tensor hook; those that died with their graph are let go now and then."""
@@ -75,9 +76,13 @@ class Scope:
             run_again_under(checkpoint, self.number, session.again)
 
 
+def _without(scope: Scope) -> tuple[Scope, ...]:
+    return tuple([other for other in here() if other is not scope])
+
+
 def hide(scope: Scope) -> Any:
     """From here on the session does not see any calls, until `unhide`."""
-    return _open_scopes.set(tuple([s for s in here() if s is not scope]))
+    return _open_scopes.set(_without(scope))
 
 
 unhide = _open_scopes.reset

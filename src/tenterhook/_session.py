@@ -285,9 +285,11 @@ class Session:
         return {} if model is None else sharded_parameters(model)
 
     def _leave(self) -> None:
+        if self._inside is None:
+            self._close()
+            return
         try:
-            if self._inside is not None:
-                self._inside.finish(failed=self._ended_by is not None)
+            self._inside.finish(failed=self._ended_by is not None)
         finally:
             self._close()
 
@@ -376,7 +378,7 @@ class Session:
 
     def _turned_fast_path_off(self) -> bool:
         model = self.model()
-        hooked = {id(tap.site.module) for tap in self.taps if tap.calls}
+        hooked = {id(tap.site.module) for tap in self.taps if tap.calls or tap.fired}
         fused = (m for m in (model.modules() if model is not None else ()) if not m.training)
         layers = (m for m in fused if isinstance(m, nn.TransformerEncoderLayer))
         return any(id(inner) in hooked for layer in layers for inner in layer.modules())

@@ -121,6 +121,7 @@ class Function:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.takes_site = _takes_site(function)
+        self.is_plain = not self.takes_site
 
     def __call__(self, value: Any, site: Site | None = None) -> Any:
         """What the function returns, or else the copy that it got, into which it may have written."""
