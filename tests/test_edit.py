@@ -1091,3 +1091,52 @@ def test_a_failed_change_is_not_counted(net):
     with pytest.raises(IndexError), edits:
         net(X)
     assert edits.report().silent == ["a"] and "its change failed" in str(edits.report())
+
+
+@pytest.mark.parametrize("change", [lambda v: v[:, :2], lambda v, site: v[:, :2]])
+def test_a_refused_change_that_the_model_swallows_is_not_said_to_be_applied(change):
+    model = Swallows()
+    with pytest.warns(TenterhookWarning, match="inner was never edited: its change failed"):
+        with edit(model, {"inner": change}) as edits:
+            model(X)
+    assert edits.report().silent == ["inner"]
+
+
+@pytest.mark.parametrize("takes_site", [False, True])
+def test_a_change_that_failed_once_and_was_swallowed_is_told(takes_site):
+    model, calls = Swallows(), []
+
+    def change(v, *site):
+        calls.append(v)
+        return v * 2 if len(calls) != 2 else v[:, :2]
+
+    with pytest.warns(TenterhookWarning, match="inner: its change failed in 1 of 3 calls, and the model went on"):
+        with edit(model, {"inner": change if takes_site else lambda v: change(v)}) as edits:
+            for _ in range(3):
+                model(X)
+    assert "its change failed in 1 of 3 calls" in str(edits.report())
+
+
+class Swallows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x):
+        try:
+            return self.inner(x)
+        except RuntimeError:
+            return x
+
+
+def test_a_parameter_has_no_calls():
+    with pytest.raises(AddressError, match="weight is a parameter, which is one tensor; inputs, leaves and calls"):
+        edit(nn.Linear(2, 2), {"weight@1": zero()})
+
+
+def test_gradients_edited_after_the_reduction_have_figures():
+    fc = nn.Linear(4, 4)
+    with edit(fc, {"grad(weight)": scale(3.0)}, reduced=True) as edits:
+        fc(X).sum().backward()
+    (_, applied, _, largest, _) = next(iter(edits.report()))
+    assert applied == "1×" and float(largest) == pytest.approx(float(fc.weight.grad.abs().max()) * 2 / 3, rel=1e-2)

@@ -440,3 +440,28 @@ def test_a_module_that_is_gone_when_the_checkpoint_runs_again():
     out.sum().backward()
     torch.testing.assert_close(x.grad, truth)
     assert not model.a._forward_hooks
+
+
+@BOTH
+@pytest.mark.parametrize("who", ["a session", "a hook"])
+def test_what_came_after_an_edit_comes_after_it_in_the_recomputation_too(reentrant, who):
+    fc = nn.Linear(4, 4)
+
+    def go(checkpointed):
+        x = X.clone().requires_grad_()
+        with contextlib.ExitStack() as later:
+            first = edit(fc, {".": scale(2.0), ".:in[0]": add(1.0)})
+            first.__enter__()
+            if who == "a session":
+                later.enter_context(edit(fc, {".": add(1.0), ".:in[0]": scale(3.0)}))
+            else:
+                later.callback(fc.register_forward_hook(lambda module, args, out: out + 1).remove)
+                later.callback(fc.register_forward_pre_hook(lambda module, args: (args[0] * 3,)).remove)
+            square = lambda x: fc(x).pow(2)  # noqa: E731
+            y = checkpoint(square, x, use_reentrant=reentrant) if checkpointed else square(x)
+            first.__exit__(None)
+            y.sum().backward()
+        assert not fc._forward_hooks and not fc._forward_pre_hooks
+        return x.grad
+
+    torch.testing.assert_close(go(True), go(False))

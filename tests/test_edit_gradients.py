@@ -1,6 +1,7 @@
 """edit at grad(...): against the same edit written into the model, which is a tensor hook in its own source."""
 
 import asyncio
+import contextlib
 import copy
 
 import pytest
@@ -450,3 +451,78 @@ def test_the_gradient_is_that_of_the_value_which_the_model_used():
                 model(X).sum().backward()
             norms.append((seen[f"grad({address})"].norm().item(), outside["grad(0)"].norm().item()))
         assert norms[0] == norms[1] and norms[0][0] == pytest.approx(0.1)
+
+
+class Pair(nn.Module):
+    """Returns one tensor twice, or a value and what it made of it."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.second = second
+
+    def forward(self, x):
+        h = self.fc(x)
+        return h, self.second(h)
+
+
+@pytest.mark.parametrize("second", [lambda h: h, lambda h: h * 1, torch.tanh], ids=["same", "copy", "made of it"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"grad(.[0])": scale(2.0), "grad(.[1])": scale(3.0)},
+        {"grad(.[1])": scale(3.0), "grad(.[0])": scale(2.0)},
+        {".[0]": scale(5.0), "grad(.[1])": scale(3.0)},
+        {".[1]": scale(5.0), "grad(.[0])": scale(2.0)},
+        {"grad(.[0])": scale(2.0)},
+    ],
+    ids=lambda edits: " ".join(edits),
+)
+def test_leaves_that_are_one_tensor_or_made_from_another_are_edited_apart(second, nested, edits):
+    model = Pair(second)
+
+    def loss(first, second):
+        return first.sum() + 10 * second.sin().sum()
+
+    h = model.fc(X)
+    first, last = h, second(h) if second(h) is not h else h * 1
+    if "grad(.[0])" in edits:
+        first = Gate.apply(first * 1, lambda g: g * 2)
+    if "grad(.[1])" in edits:
+        last = Gate.apply(last * 1, lambda g: g * 3)
+    truth = torch.autograd.grad(
+        loss(first * 5 if ".[0]" in edits else first, last * 5 if ".[1]" in edits else last), model.fc.weight
+    )[0]
+    with contextlib.ExitStack() as stack:
+        for one in [{key: change} for key, change in edits.items()] if nested else [edits]:
+            stack.enter_context(edit(model, one))
+        mine = torch.autograd.grad(loss(*model(X)), model.fc.weight)[0]
+    torch.testing.assert_close(mine, truth)
+
+
+def test_a_whole_structure_is_edited_once_where_one_leaf_is_made_from_another():
+    model = Pair(nn.Linear(4, 2))
+    truth = torch.autograd.grad(model(X)[1].pow(2).sum(), model.fc.weight)[0]
+    with edit(model, {"grad(.)": reverse()}):
+        mine = torch.autograd.grad(model(X)[1].pow(2).sum(), model.fc.weight)[0]
+    torch.testing.assert_close(mine, -truth)
+
+
+def test_one_argument_of_several_that_are_one_tensor_beside_an_edit_of_all():
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return self.attention(h, h, h)[0].pow(2).sum()
+
+    model, x = SelfAttention(), torch.randn(2, 3, 4)
+    h = model.fc(x)
+    truth = torch.autograd.grad(model.attention(h.detach(), h, h)[0].pow(2).sum(), model.fc.weight)[0]
+    with edit(model, {"grad(attention:in)": scale(1.0), "grad(attention:in[0])": zero()}):
+        mine = torch.autograd.grad(model(x), model.fc.weight)[0]
+    torch.testing.assert_close(mine, truth)

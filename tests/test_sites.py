@@ -129,7 +129,7 @@ def test_a_child_that_holds_its_parent_does_not_loop():
         ("conv1.wieght", ["did you mean conv1.weight"]),
         ("**<Conv3d>", ["its classes are BatchNorm1d, Conv2d", "did you mean **<Conv2d>"]),
         ("zzz.*", ["nothing in Net answers to 'zzz.*'"]),
-        ("conv1.weight:in", ["conv1.weight is a parameter", "inputs and leaves belong to modules"]),
+        ("conv1.weight:in", ["conv1.weight is a parameter", "inputs, leaves and calls belong to modules"]),
         ("conv1.weight[0]", ["conv1.weight is a parameter"]),
         ("bloc/y", ["did you mean block"]),
     ],

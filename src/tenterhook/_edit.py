@@ -20,7 +20,6 @@ from tenterhook._replace import Edit, PlainEdit, PlainFunction
 from tenterhook._scope import Scope
 from tenterhook._session import Report, Session, times
 from tenterhook._sites import Selector, Site, plainly, resolve
-from tenterhook._tap import Tap
 from tenterhook.changes import Change, Function, as_change
 
 _WHOLE_OUTPUT = Address(".")[3:]
@@ -95,15 +94,18 @@ class edit:
                 who = "by an optimizer, or the model itself"
                 what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
+        for tap in self._session.taps:
+            if tap.failures and tap.applied:
+                warnings.warn(f"{tap.site}: {_failed(tap)}", TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
             for tap in taps:
                 if tap.applied or (tap.twins is not None and any(one.fired for one in tap.twins)):
                     break
             else:
-                self._complain_of(selector, *(taps[0].twins or taps)[:1])
+                self._complain_of(selector, (taps[0].twins or taps)[0])  # type: ignore[arg-type]
 
-    def _complain_of(self, selector: Selector, tap: Tap) -> None:
-        why = self._session.why_silent(tap)
+    def _complain_of(self, selector: Selector, tap: Edit) -> None:
+        why = self._why_silent(tap)
         if tap.site.address.grad and "torch.no_grad()" in why:
             raise EditError(f"{selector} was never edited: {why}; run it with gradients")
         warnings.warn(f"{tap.site} was never edited: {why}", TenterhookWarning, stacklevel=4)
@@ -115,11 +117,16 @@ class edit:
             tap.difference.calls = tap.fired
             rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
             if not tap.fired:
-                notes.append(f"{tap.site} was never edited: {self._session.why_silent(tap)}")
+                notes.append(f"{tap.site} was never edited: {self._why_silent(tap)}")
+            elif tap.failures:
+                notes.append(f"{tap.site}: {_failed(tap)}")
             elif remark := tap.difference.remark():
                 notes.append(f"{tap.site}: {remark}")
         header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
         return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
+
+    def _why_silent(self, tap: Edit) -> str:
+        return "its change failed" if tap.failures else self._session.why_silent(tap)
 
     def _each(self) -> Iterator[Edit]:
         """The taps, those inside a forward under the names that they have got."""
@@ -139,6 +146,10 @@ class edit:
         for selector, taps in self._groups:
             for address in [selector] if isinstance(selector, str) else [str(tap.site) for tap in taps]:
                 yield address, taps[0].change
+
+
+def _failed(tap: Edit) -> str:
+    return f"its change failed in {tap.failures} of {tap.failures + tap.applied} calls, and the model went on without"
 
 
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:

@@ -27,6 +27,7 @@ class Edit(Tap):
 
     changes = True
     applied = 0
+    failures = 0  # how often its change raised an exception, or made something else of the value
     overwritten = False
     _swapped: Swap | None = None
 
@@ -71,7 +72,7 @@ class Edit(Tap):
     def _changed(self, old: Any, call: int, path: Path = ()) -> Any:
         """What the change makes of a value; None where it leaves it as it is."""
         shown = old.plain() if isinstance(old, Inputs) else old
-        self.missed = "its change failed"
+        self.failures += 1
         try:
             new = self._made(shown, call, path)
         except Exception as error:
@@ -79,7 +80,7 @@ class Edit(Tap):
             raise
         if not _are_alike(shown, new) and (self.change.keeps_shape or not _is_free(self.site)):
             check_alike(shown, new, self.site.at(call, path))
-        self.missed = ""
+        self.failures -= 1
         if new is shown and isinstance(new, Tensor):
             return None
         return old.with_plain(new) if isinstance(old, Inputs) else new
@@ -107,14 +108,17 @@ class Edit(Tap):
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
             return part, value
         elsewhere = _others(value, part)
+        # Of several leaves one may be made from another; only what comes from outside is edited.
+        several = isinstance(value, Inputs) or sum(tensor.requires_grad for _, tensor in leaves(value)) > 1
         copies: dict[int, Tensor] = {}
 
         def copy(path: Path, tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
                 own = self.scope.thaw(tensor)
-                shared = isinstance(value, Inputs) or id(tensor) in elsewhere or _is_older(tensor, since)
-                lonely = own is not tensor or not own.requires_grad or self.is_copied_for_us(tensor)
-                copies[id(tensor)] = own.clone() if shared and not lonely else own
+                shared = id(tensor) in elsewhere or (
+                    (several or _is_older(tensor, since)) and not self.is_copied_for_us(tensor)
+                )
+                copies[id(tensor)] = own.clone() if shared and own is tensor and own.requires_grad else own
             return copies[id(tensor)]
 
         own = rebuild(part, copy, opaque=itself)
@@ -231,21 +235,22 @@ class PlainFunction(Edit):
         call = self.calls
         self.calls = call + 1
         copy = last.clone()
+        self.failures += 1
         token = hide(scope)
         try:
             new = self.change.function(copy)
         except Exception as error:
-            self.missed = "its change failed"
             _blame(error, self.site.at(call))
             raise
         finally:
             unhide(token)
-        self.applied += 1
         self.change.returned = new is not None
         if new is None:
             new = copy
         elif not _are_alike(last, new):
             check_alike(last, new, self.site.at(call))
+        self.failures -= 1
+        self.applied += 1
         self.difference.note(last, new)
         return new
 

@@ -33,6 +33,7 @@ class Scope:
     task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
     around: Container[Any] = ()  # the checkpoints that it was opened in
     number = -1  # in the order of opening
+    is_awaited = False  # whether a checkpoint may ask for its changes again
     session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
 
     def __init__(self, frozen: bool) -> None:
@@ -73,6 +74,7 @@ class Scope:
         """Have the session's changes made again when a checkpoint runs again, even if it is over by then."""
         session = self.session()
         if session is not None and checkpoint not in self.around:
+            self.is_awaited = True
             run_again_under(checkpoint, self.number, session.again)
 
 

@@ -60,7 +60,7 @@ class _ParameterHooks:
         queue(functools.partial(queue, functools.partial(self._arrive, parameter)))
 
     def _arrive(self, parameter: Tensor) -> None:
-        new = self.tap.arrive(0, (), parameter.grad)
+        new = self.tap.arrive(0, (), None if parameter.grad is None else parameter.grad.clone())
         if new is not None and parameter.grad is not None:
             with torch.no_grad():
                 parameter.grad.copy_(new)
@@ -76,6 +76,7 @@ class Session:
     swapped: tuple[Any, ...] = ()  # those that were changed
     _entered = False
     _open = False
+    _later: Sequence[tuple[Any, int]] = ()  # the hooks that came after its own, where a checkpoint may ask for these
     _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
@@ -130,6 +131,9 @@ class Session:
                 self._again += 1
                 if self._again == 1:
                     self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
+                    for hooks, key in self._later:
+                        if key in hooks:
+                            hooks.move_to_end(key)
             with self._looking_inside():
                 yield
         finally:
@@ -309,6 +313,8 @@ class Session:
     def _remove(self) -> None:
         for mode in self._modes:
             mode.switch_off()
+        if self.scope.is_awaited:
+            self._later = list(self._hooks_after_ours())
         for hooks, key in self._placed:
             hooks.pop(key, None)
         self._placed.clear()
@@ -321,6 +327,14 @@ class Session:
         if self._holds_stance:
             self._holds_stance = False
             _compiled.allow_compiled()
+
+    def _hooks_after_ours(self) -> Iterator[tuple[Any, int]]:
+        """Of each module, the hooks that came after ours, be they a session's or the user's."""
+        tables = [*self._placed, *((handle.hooks_dict_ref(), handle.id) for handle in self._handles)]
+        for hooks, ours in tables:
+            if hooks is not None and ours in hooks:
+                keys = list(hooks)
+                yield from ((hooks, key) for key in keys[keys.index(ours) + 1 :])
 
     def asked_and_got(self) -> list[Any]:
         """The taps, those inside a forward under the names that they have got."""

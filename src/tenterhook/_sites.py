@@ -274,8 +274,8 @@ def _resolve_text(model: nn.Module, text: str) -> list[Site]:
     site = _literal(model, address.name, address) or _literal(model, text, address)
     if site is None:
         raise _unknown(model, text, address)
-    if site.kind != "module" and (address.role == "in" or address.leaf):
-        what = "inputs and leaves belong to modules"
+    if site.kind != "module" and (address.role == "in" or address.leaf or address.call is not None):
+        what = "inputs, leaves and calls belong to modules"
         raise AddressError(f"{text!r}: {address.name} is a {site.kind}, which is one tensor; {what}")
     return [site]
 
