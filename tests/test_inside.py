@@ -1998,7 +1998,7 @@ def test_what_is_changed_after_us_in_a_loop_is_no_further_assignment():
         handle = model.layers[1].register_forward_hook(lambda module, args, output: output + 10)
         model(one)
         handle.remove()
-    assert [float(value) for value in seen.calls("./y")] == [2, 2, 2, 12, 24, 48]
+    assert [float(value) for value in seen.calls("./y")] == [2, 2, 12, 12, 24, 48]
 
 
 @pytest.mark.parametrize("between", ["y = None", "y = 3", "del y", "y = w.sum().item()"])
@@ -2010,3 +2010,168 @@ def test_the_same_tensor_after_something_else_is_another_assignment(between):
     assert values_of(model, "./y", torch.ones(1)) == [2, 2, 4]
     with pytest.raises(EditError), edit(model, {"./y#1": add(100.0)}):
         model(torch.ones(1))
+
+
+def test_values_come_in_the_order_of_the_calls_that_made_them():
+    class Product(nn.Module):
+        def forward(self, x):
+            h = x[0] * 1
+            for v in x[1:]:
+                h = h * v
+            return h
+
+    model, short, long = Product(), torch.tensor([2.0], requires_grad=True), torch.tensor([3.0, 5, 7])
+    with capture(model, "./h", "grad(./h)") as seen:
+        (model(short) + model(long.requires_grad_()) + model(short)).backward()
+    assert seen.calls("./h") == [2, 3, 15, 105, 2]
+    assert seen.calls("grad(./h)") == [1, 35, 7, 1, 1]
+    assert seen["./h#2@1"] == 105 and seen.calls("./h@1") == [3, 15, 105] and seen.calls("./h@2") == [2]
+    with edit(model, {"./h#1@1": torch.tensor(100.0)}) as edits:  # of the second call, the first with an #1
+        assert [model(short), model(long)] == [2, 700]
+    assert not edits.report().silent
+
+
+def test_a_call_in_which_no_operation_ran_counts():
+    class Maybe(nn.Module):
+        def forward(self, x, run):
+            if run:
+                x = x + 1
+            return x
+
+    model, x = Maybe(), torch.ones(1)
+    with capture(model, "./x") as seen:
+        for run in (False, True, False, True):
+            model(x, run)
+    assert seen["./x@1"] == 2 and seen["./x@3"] == 2
+    with capture(model, "./x") as seen:
+        model.forward(x, True)  # nobody says when it is called by its name
+        model.forward(x, True)
+    assert seen["./x@0"] == 2 and seen["./x@1"] == 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["for y in g(x): kept.append(y)"],
+        ["for y in g(x):", "    z = y", "    kept.append(z)"],
+        ["it = g(x)", "y = next(it)", "y = next(it)", "y = next(it)", "kept.append(y)"],
+    ],
+    ids=["for", "another name", "next"],
+)
+@pytest.mark.parametrize("address", ["./y", "./**"])
+def test_what_a_generator_gives_to_a_variable(lines, address):
+    known = {"torch": torch}
+    body = [
+        "def g(v):",
+        "    for i in range(2, 5): yield v * i",
+        "kept = []",
+        *lines,
+        "return torch.stack(kept).sum(0)",
+    ]
+    exec("def forward(self, x):\n" + "\n".join("    " + line for line in body), known)
+    with capture(module_of(known["forward"]), address) as seen:
+        seen._session.model()(torch.ones(1))
+    assert seen.calls("./y") == [2, 3, 4]
+    if "z = y" in str(lines) and address == "./**":
+        assert seen.calls("./z") == [2, 3, 4]
+
+
+def times(k):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(self, x):
+            x = x * k
+            return function(self, x)
+
+        return wrapper
+
+    return decorate
+
+
+def test_the_same_decorator_twice():
+    class Twice(nn.Module):
+        @times(2)
+        @times(3)
+        def forward(self, x):
+            x = x + 1
+            return x * 1
+
+    model, x = Twice(), torch.ones(1)
+    for asked in (["./x"], ["./x", "./wrapper/x"], ["./*"], ["./x", "./wrapper/wrapper/x"], ["./**"]):
+        with capture(model, *asked) as seen:
+            model(x)
+        assert seen["./x"] == 7
+    assert seen["./wrapper/x"] == 2 and seen["./wrapper/wrapper/x"] == 6
+    for also in ({}, {"./wrapper/x": lambda v: v}):
+        with edit(model, {"./x#0": 100.0, **also}):
+            assert model(x) == 100
+
+
+def test_attributes_have_the_same_numbers_however_they_are_asked_for():
+    class Kept(nn.Module):
+        def forward(self, x, mask=None):
+            self.h = x
+            for _ in range(2):
+                self.h = self.h * 2
+            if mask is not None:
+                x = x * mask
+            self.h = self.h + x
+            return self.h
+
+    for address in ("./self.h", "./*", "./**"):
+        model = Kept()
+        for _ in range(2):  # the second time it has one before
+            with capture(model, address) as seen:
+                model(torch.ones(1))
+            assert seen.calls("./self.h") == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["attribute", "nonlocal"])
+@pytest.mark.parametrize("by", ["operation", "module", "helper"])
+def test_what_another_function_assigns_is_not_taken_for_a_branch_that_did_not_run(how, by):
+    give = {"operation": "{} * 3", "module": "self.triple({})", "helper": "self.times({})"}[by]
+    h, bump = ("self.h", "self.bump()") if how == "attribute" else ("a", "bump()")
+    lines = [f"{h} = x + 1", bump, f"if self.training: {h} = x", f"y = {h} * 2", f"{h} = y"]
+    if how == "nonlocal":
+        lines = ["def bump():", "    nonlocal a", f"    a = {give.format('a')}", *lines]
+    known = {}
+    exec("def forward(self, x):\n" + "\n".join("    " + line for line in [*lines, "return y + 1"]), known)
+    exec(f"def bump(self):\n    self.h = {give.format('self.h')}", known)
+
+    class Triple(nn.Module):
+        def forward(self, x):
+            return x * 3
+
+    class Bumps(nn.Module):
+        forward, bump = known["forward"], known["bump"]
+
+        def __init__(self):
+            super().__init__()
+            self.triple = Triple()
+
+        def times(self, x):
+            return x * 3
+
+    address = "./self.h" if how == "attribute" else "./a"
+    model = Bumps().eval()
+    with capture(model, address) as seen:
+        model(torch.ones(1))
+    assert seen.calls(address) == [2, 12]
+
+
+def test_a_hook_that_is_newer_than_the_session_comes_before_the_variable():
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x):
+            y = self.inner(x * 2)
+            return y + 1
+
+    model = Takes()
+    with capture(model, "./y") as seen, edit(model, {"./y": add(100.0)}), capture(model, "./y") as after:
+        handle = model.inner.register_forward_hook(lambda module, args, output: output * 3)
+        assert model(torch.ones(1)) == 107
+        handle.remove()
+    assert seen["./y"] == 6 and after["./y"] == 106

@@ -11,12 +11,12 @@ import itertools
 import re
 import sys
 import types
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,21 +41,32 @@ _LOOKERS = {"locals", "vars", "dir", "eval", "exec"}
 _keys = itertools.count()
 
 
+class Call(NamedTuple):
+    """One call of a module, or of a function that is none."""
+
+    number: int
+    counts: dict[str, int]  # by name: how often it was assigned
+
+
 class Where:
     """Where a frame is, as one session sees it, and what was assigned there so far."""
 
-    def __init__(self, owner: Any, prefix: str = "", counts: dict[str, int] | None = None) -> None:
+    def __init__(self, owner: Any, prefix: str = "", call: "Call | None" = None) -> None:
         self.owner = owner
         self.prefix = prefix
-        self.counts: dict[str, int] = {} if counts is None else counts  # by name, over one call of the owner
+        self.call = Call(0, {}) if call is None else call
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
         self.bound: dict[str, Any] = {}  # by variable: what it was bound to when last seen, referred to weakly
         self.coming: dict[str, list[Any]] = {}  # by variable: what was made for it since
 
+    def copy(self) -> "Where":
+        """The same, with counts of its own: for what runs again."""
+        return Where(self.owner, self.prefix, Call(self.call.number, dict(self.call.counts)))
+
     def within(self, part: str) -> "Where":
         """The same in a helper function."""
-        return Where(self.owner, f"{self.prefix}/{part}", self.counts)
+        return Where(self.owner, f"{self.prefix}/{part}", self.call)
 
 
 NOWHERE = Where(None)
@@ -80,10 +91,22 @@ class Frames:
         self._functions: dict[types.CodeType, Any] = {}
         self._traced: dict[Any, Where] = {}  # those that a debugger has marked
         self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
+        self._calls: Counter[int] = Counter()  # by the id of the owner, as far as they are known
+        self._is_told: set[int] = set()  # the owners of which every call is
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
         self._functions.update(dict.fromkeys(owner.codes, owner))
+
+    def called(self, module: nn.Module) -> None:
+        """A module is about to be called."""
+        self._is_told.add(id(module))
+        self._calls[id(module)] += 1
+
+    def _new_call(self, owner: Any) -> Call:
+        if id(owner) not in self._is_told:
+            self._calls[id(owner)] += 1
+        return Call(self._calls[id(owner)] - 1, {})
 
     def is_new(self, frame: Any) -> bool:
         """Whether nothing was seen in this frame so far."""
@@ -129,12 +152,12 @@ class Frames:
         code, back = frame.f_code, _above(frame)
         function = self._functions.get(code)
         if function is not None and function.is_run_by(frame):
-            return Where(function)
+            return Where(function, "", self._new_call(function))
         if back is None or (code.co_filename.startswith(_OURS) and not _is_transparent(code)):
             return NOWHERE
         one = checkpoint_of(frame)
         if one is not None and one[1] and (origin := self._origins.get(one[0])) is not None:
-            return Where(origin.owner, origin.prefix, dict(origin.counts))
+            return origin.copy()
         if code.co_filename == CALLS and code.co_name in _CALLING:
             owner = _read(frame, "self")
         elif back.f_code.co_filename == CALLS:
@@ -144,7 +167,8 @@ class Frames:
             return None
         if id(owner) not in self._modules:
             return None
-        return Where(owner, f"/{code.co_name.strip('<>')}" if _is_decorator(code, owner) else "")
+        prefix = f"/{code.co_name.strip('<>')}" if _is_decorator(code, owner) else ""
+        return Where(owner, prefix, self._new_call(owner))
 
     def _below(self, frame: Any, above: Where) -> Where:
         """Where a frame is, from where the one above it is."""
@@ -152,15 +176,15 @@ class Frames:
         is_known = owner is not None and id(owner) in self._modules
         if code.co_filename == CALLS:
             return above
-        if is_known and _is_forward(code, owner):  # called by its name: by a wrapper, a subclass, another module
-            return Where(owner, "", above.counts if above.owner is owner else None)
-        if is_known and above.owner is not owner:
-            above = Where(owner)  # another method of the module, called from outside
+        if is_known and above.owner is not owner:  # called from outside, not by way of the module's call
+            above = Where(owner, "", self._new_call(owner))
+        if is_known and _is_forward(code, owner) and not _is_decorator(code, owner):
+            return Where(owner, "", above.call)  # by its name: by a wrapper, a subclass, another module
         part = _part(code, owner)
         where = above.within(part) if part and above is not NOWHERE else above
         one = checkpoint_of(frame)
         if one is not None and where is not NOWHERE:  # its recomputation will happen in no forward
-            self._origins[one[0]] = Where(where.owner, where.prefix, dict(where.counts))
+            self._origins[one[0]] = where.copy()
         return where
 
 

@@ -106,6 +106,7 @@ class Inside(Mode):
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
         self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
+        self._taken: dict[int, Callable[[], Any]] = {}  # by id: what functions assign that are not looked after
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
@@ -196,7 +197,9 @@ class Inside(Mode):
         if here.unproven and holds_tensors(out):
             self._prove(here, here.spots[frame.f_lasti].offset)
         if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
-            out = self._hand_up(frame, here.spots[frame.f_lasti], out, _is_among(out, args))
+            spot = here.spots[frame.f_lasti]
+            self._note_taker(here, spot, out)
+            out = self._hand_up(frame, spot, out, _is_among(out, args))
         return out
 
     def _known(self, code: types.CodeType) -> _Here:
@@ -277,6 +280,7 @@ class Inside(Mode):
             if here.spots is None or code.co_flags & _SUSPENDS:
                 break
             spot = here.spots[frame.f_lasti]
+            self._note_taker(here, spot, value)
             if (spot.taker is None and spot.exit is None) or not is_call_of(frame, spot.called, code):
                 break
             if here.names is None or not here.names.isdisjoint(spot.variables):
@@ -288,16 +292,22 @@ class Inside(Mode):
             way = way.then(spot.exit)
         return value
 
+    def _note_taker(self, here: _Here, spot: Spot, value: Any) -> None:
+        """A value that goes to an attribute, or a variable of an enclosing function, which somebody may look after."""
+        if spot.is_shared and spot.variables.isdisjoint(here.watch) and isinstance(value, Tensor):
+            self._taken[id(value)] = weakref.ref(value)
+
     def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
         base = f"{where.prefix}/{name}"
-        number = where.counts.get(base, 0)
-        where.counts[base] = number + 1
+        counts = where.call.counts
+        number = counts.get(base, 0)
+        counts[base] = number + 1
         key = (id(where.owner), base, number)
         taps = self._taps.get(key)
         if taps is None:
             taps = self._taps[key] = self._make(where, base, number, spot)
-        return hand_to(taps, value, spot, **how) if taps else None
+        return hand_to(taps, where.call.number, value, spot, **how) if taps else None
 
     def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
         """The taps of one address, when it is first met."""
@@ -338,6 +348,7 @@ class Inside(Mode):
             if id(where.owner) in self._wanted:  # the module may have only handed it on
                 new = self._bind(where, spot, spot.taker, new, older=True)
         if self._hands_up:
+            self._note_taker(here, here.spots[frame.f_lasti], new)
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
         self._may_change = False
         return None if new is output else new
@@ -348,9 +359,13 @@ class Inside(Mode):
             self._elsewhere = True
             return
         self._called.add(id(module))
+        self._come_last(module)
         if id(module) in self._wanted:
+            if not self._active:
+                self._taken.clear()
+            self._frames.called(module)
             self._active[id(module)] = self._active.get(id(module), 0) + 1
-            if names := [pattern.last for pattern in self._wanted[id(module)] if "." in pattern.last]:
+            if names := self._own_attributes(module):
                 self._attributes[id(module)] = attributes(module, names)
         if not self._watches:
             return
@@ -359,6 +374,24 @@ class Inside(Mode):
         here = self._known(frame.f_code)
         if (self._alert or here.watch) and here.spots is not None:
             self._notice(frame, here, False)
+
+    def _come_last(self, module: nn.Module) -> None:
+        """Have the user's hooks run first, also those that are newer than ours: a variable takes what they give."""
+        hooks = module._forward_hooks
+        if hooks and not isinstance(next(reversed(hooks.values())), Hook):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, Bound)]:
+                hooks.move_to_end(key)  # type: ignore[attr-defined]
+
+    def _own_attributes(self, module: nn.Module) -> list[str]:
+        """The attributes of a module that are looked after in its forward, as they are written there: `self.h`."""
+        if not self._any_name:
+            return [pattern.last for pattern in self._wanted[id(module)] if "." in pattern.last]
+        return [
+            name
+            for code in codes_of(module)
+            for name in spots(code).rebound
+            if name.startswith(f"{code.co_varnames[0]}.")
+        ]
 
     def _is_elsewhere(self) -> bool:
         return threading.get_ident() != self._thread and not self.is_on()
@@ -425,7 +458,8 @@ class Inside(Mode):
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
         self._look_back(frame)
-        if writing or self._frames.is_new(frame):  # it may write into what the functions around it hold
+        # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
+        if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
             around = frame.f_back
             while around is not None:
                 other = self._here.get(id(around.f_code))
@@ -465,9 +499,15 @@ class Inside(Mode):
             if self._is_known(here, where, name, value, frame.f_lasti, again):
                 continue
             where.bound[name] = _reference(value)
-            if name in here.spots.shared and not here.spots.may_assign(name, last, frame.f_lasti):
+            if name in here.spots.shared and (
+                self._is_taken(value) or not here.spots.may_assign(name, last, frame.f_lasti)
+            ):
                 continue  # another function has
             self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
+
+    def _is_taken(self, value: Any) -> bool:
+        taken = self._taken.get(id(value))
+        return taken is not None and taken() is value
 
     def _is_known(self, here: _Here, where: Where, name: str, value: Any, place: int, again: bool) -> bool:
         """Whether a variable holds what it did when last seen, or what was made for it since and is told of."""

@@ -202,6 +202,9 @@ class PlainValues(Values):
             how.log.append((self.number, last.clone(), None))
         return None
 
+    def twin(self, site: Site) -> Values:
+        return InnerValues(0, site, self.how)
+
     def _skip(self) -> None:
         self.how.log.append((self.number, _SKIPPED, None))
 
@@ -223,6 +226,36 @@ class PlainValues(Values):
 
     @calls.setter
     def calls(self, number: int) -> None: ...
+
+
+class InnerValues(PlainValues):
+    """The same inside a forward, which need not make each value at each call."""
+
+    _at = 0  # the call that is going on
+
+    def __init__(self, number: int, site: Site, how: How) -> None:
+        super().__init__(number, site, how)
+        self._came_at: list[int] = []  # for each value, the call that made it
+
+    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
+        at, before = self._at, len(self.how.log)
+        super().__call__(module, args, last)
+        if len(self.how.log) > before:
+            self._came_at.append(at)
+        self._at = at + 1
+
+    @property
+    def entries(self) -> list[Entry]:  # type: ignore[override]
+        return [entry._replace(call=self._came_at[entry.call]) for entry in super().entries]
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were, as far as it knows."""
+        return self._at
+
+    @calls.setter
+    def calls(self, number: int) -> None:
+        self._at = number
 
 
 class Gradients(Tap):

@@ -59,6 +59,11 @@ class Spot:
         return frozenset(flat(self.taker))
 
     @cached_property
+    def is_shared(self) -> bool:
+        """Whether an attribute takes it, or a variable of an enclosing function."""
+        return any("." in name or name in self.code.co_freevars for name in self.variables)
+
+    @cached_property
     def line(self) -> int:
         """The number of the line in the source."""
         found = [line for start, end, line in self.code.co_lines() if start <= self.lasti < end and line is not None]

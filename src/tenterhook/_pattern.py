@@ -57,6 +57,7 @@ def codes_of(owner: Any) -> list[types.CodeType]:
 
 def hand_to(
     taps: list[Tap],
+    call: int,
     value: Any,
     spot: Spot,
     older: bool = False,
@@ -64,7 +65,7 @@ def hand_to(
     beside: bool = False,
     in_place: bool = False,
 ) -> Any:
-    """Have some taps look at a value or change it. Returns what takes its place, or None.
+    """Have some taps look at a value of one call, or change it. Returns what takes its place, or None.
 
     `older`: the operation only handed it on. `late`: it is in use. `beside`: it is computed for us alone. `in_place`:
     the operation wrote it into a tensor, and nobody takes what it returned.
@@ -73,6 +74,7 @@ def hand_to(
     changed = None
     for tap in taps:
         is_grad = tap.site.address.grad
+        tap.calls = call
         if (late and tap.changes) or (beside and (tap.changes or is_grad)):
             _refuse(tap, spot, beside)
         elif in_place and tap.changes:
