@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import types
-from collections import Counter, UserDict
+from collections import UserDict
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -91,22 +91,24 @@ class Frames:
         self._functions: dict[types.CodeType, Any] = {}
         self._traced: dict[Any, Where] = {}  # those that a debugger has marked
         self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
-        self._calls: Counter[int] = Counter()  # by the id of the owner, as far as they are known
-        self._is_told: set[int] = set()  # the owners of which every call is
+        self._calls: dict[int, int] = {}  # by the id of the owner: how many there were, as far as is known
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
         self._functions.update(dict.fromkeys(owner.codes, owner))
 
-    def called(self, module: nn.Module) -> None:
-        """A module is about to be called."""
-        self._is_told.add(id(module))
-        self._calls[id(module)] += 1
+    def called(self, module: nn.Module, frame: Any) -> None:
+        """A module is about to be called, by a frame of torch's."""
+        number = self._calls.get(id(module), 0)
+        self._calls[id(module)] = number + 1
+        if frame.f_code.co_filename == CALLS:
+            self._mark(frame, Where(module, "", Call(number, {})))
 
     def _new_call(self, owner: Any) -> Call:
-        if id(owner) not in self._is_told:
-            self._calls[id(owner)] += 1
-        return Call(self._calls[id(owner)] - 1, {})
+        """A call that nobody has told of: of a function, or of a method by its name."""
+        number = self._calls.get(id(owner), 0)
+        self._calls[id(owner)] = number + 1
+        return Call(number, {})
 
     def is_new(self, frame: Any) -> bool:
         """Whether nothing was seen in this frame so far."""
@@ -161,14 +163,16 @@ class Frames:
         if code.co_filename == CALLS and code.co_name in _CALLING:
             owner = _read(frame, "self")
         elif back.f_code.co_filename == CALLS:
-            owner = _read(back, "self")
+            told = self._known(back)
+            owner = _read(back, "self") if told is None else told.owner
             owner = owner if _is_forward(code, owner) else None
+            if told is not None and owner is not None:
+                return Where(owner, _prefix(code, owner), told.call)
         else:
             return None
         if id(owner) not in self._modules:
             return None
-        prefix = f"/{code.co_name.strip('<>')}" if _is_decorator(code, owner) else ""
-        return Where(owner, prefix, self._new_call(owner))
+        return Where(owner, _prefix(code, owner), self._new_call(owner))
 
     def _below(self, frame: Any, above: Where) -> Where:
         """Where a frame is, from where the one above it is."""
@@ -380,8 +384,12 @@ def _is_forward(code: types.CodeType, owner: Any) -> bool:
 
 def _is_decorator(code: types.CodeType, owner: Any) -> bool:
     """Whether code stands for a module's forward, and says what that is, as with functools.wraps."""
-    own = getattr(owner, "forward", None)
-    return hasattr(own, "__wrapped__") and code.co_name != "forward" and getattr(own, "__code__", None) is code
+    own = getattr(owner, "forward", None) if code.co_name != "forward" else None
+    return hasattr(own, "__wrapped__") and getattr(own, "__code__", None) is code
+
+
+def _prefix(code: types.CodeType, owner: Any) -> str:
+    return f"/{code.co_name.strip('<>')}" if _is_decorator(code, owner) else ""
 
 
 def _part(code: types.CodeType, owner: Any) -> str:

@@ -363,7 +363,7 @@ class Inside(Mode):
         if id(module) in self._wanted:
             if not self._active:
                 self._taken.clear()
-            self._frames.called(module)
+            self._frames.called(module, _frame(2))
             self._active[id(module)] = self._active.get(id(module), 0) + 1
             if names := self._own_attributes(module):
                 self._attributes[id(module)] = attributes(module, names)

@@ -192,10 +192,10 @@ class PlainValues(Values):
         if type(last) is not Tensor or scope not in here() or graph_task() != scope.task:
             return super().__call__(module, args, last)
         how = self.how
-        last = last.detach()
         if how.copy:
-            how.log.append((self.number, last.clone(), None))
+            how.log.append((self.number, last.detach().clone() if last.requires_grad else last.clone(), None))
             return None
+        last = last.detach()
         try:
             how.log.append((self.number, last, last._version))
         except RuntimeError:  # an inference tensor does not tell when it is overwritten
