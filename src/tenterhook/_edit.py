@@ -13,16 +13,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from tenterhook._address import Address, known_when_made
+from tenterhook._address import known_when_made
 from tenterhook._errors import AddressError, EditError, TenterhookWarning
 from tenterhook._graph import searchable
 from tenterhook._replace import Edit, PlainEdit, PlainFunction
 from tenterhook._scope import Scope
 from tenterhook._session import Report, Session, times
-from tenterhook._sites import Selector, Site, plainly, resolve
+from tenterhook._sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
 from tenterhook.changes import Change, Function, as_change
 
-_WHOLE_OUTPUT = Address(".")[3:]
 _PLAIN_KINDS: dict[Any, Any] = {Change: PlainEdit, Function: PlainFunction}
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
@@ -63,8 +62,8 @@ class edit:
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
             kind: Any = _PLAIN_KINDS[type(made)] if made.is_plain else None
-            site = plainly(model, selector) if kind is not None else None
-            if site is not None and site.address[3:] == _WHOLE_OUTPUT:
+            site = plainly(model, selector, whole=True) if kind is not None else None
+            if site is not None:
                 taps = [kind(site, made, scope)]
             else:
                 taps = [_tap(site, made, kind, scope) for site in resolve(model, selector)]
@@ -153,7 +152,7 @@ def _failed(tap: Edit) -> str:
 
 
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
-    if plain_kind is not None and site.address[3:] == _WHOLE_OUTPUT and site.kind == "module":
+    if plain_kind is not None and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
         return plain_kind(site, change, scope)
     if not known_when_made(site.address):
         raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")

@@ -21,6 +21,7 @@ Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
 
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
 _MODULE_WRAPPERS = {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine"}
+WHOLE_OUTPUT = Address(".")[3:]
 _TORCH_OWN = tuple(vars(nn.Module()))
 _PLAIN_CONTAINERS = (list, tuple, dict)
 _LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not modules
@@ -127,12 +128,15 @@ def resolve_all(model: Any, selectors: Sequence[Selector]) -> list[Site]:
     return list({site.address: site for site in found}.values()) if overlap and len(selectors) > 1 else found
 
 
-def plainly(model: Any, selector: Selector) -> Site | None:
-    """The site of a module by its plain name, the fast way; None where `resolve` should look."""
+def plainly(model: Any, selector: Selector, whole: bool = False) -> Site | None:
+    """The site of a module by its plain name, the fast way; None where `resolve` should look.
+
+    `whole`: only if it is the whole output, of every call.
+    """
     if type(selector) is not str or (plain := _plain(selector)) is None or not isinstance(model, nn.Module):
         return None
-    address, parts = plain
-    module = _descend(model, parts)
+    address, parts, is_whole = plain
+    module = None if whole and not is_whole else _descend(model, parts)
     return None if module is None else Site(address, module, "module", False)
 
 
@@ -240,15 +244,16 @@ def _loose_in(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.M
 
 
 @lru_cache(maxsize=8192)
-def _plain(text: str) -> tuple[Address, tuple[str, ...]] | None:
-    """An address and its parts, where nothing is to be done but to look up a canonical name."""
+def _plain(text: str) -> tuple[Address, tuple[str, ...], bool] | None:
+    """An address, its parts, and whether it is a whole output, if only a canonical name is to be looked up."""
     try:
         address = parse(text)
     except AddressError:
         return None
     parts = () if address.path == "." else tuple(address.path.split("."))
     is_plain = not (address.is_glob or address.inner or "\\" in address.path)
-    return (address, parts) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
+    is_whole = address[3:] == WHOLE_OUTPUT
+    return (address, parts, is_whole) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
 
 
 def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
