@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, DynamicCache, GPT2Config, GPT2LMHeadModel
 
 from tenterhook import EditError, TenterhookWarning, capture, edit, sweep
 from tenterhook.changes import add, at, noise, project_out, scale, zero
@@ -226,3 +226,126 @@ def test_one_of_several_calls_that_never_comes():
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.warns(TenterhookWarning, match="0@1 was never edited: that call never came"):
         sweep(model, torch.randn(2, 3), [{"0": zero()}, {"0@1": zero()}])
+
+
+class Fold(nn.Module):
+    """Rows are folded with something else, in the order of the rows or in another."""
+
+    def __init__(self, fold, unfold):
+        super().__init__()
+        self.fold, self.unfold = fold, unfold
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.unfold(self.b(self.fold(self.a(x))).tanh(), len(x))
+
+
+def _halves(h, rows):
+    return h[:rows] - 0.5 * h[rows:]
+
+
+TWICE = Fold(lambda h: torch.cat([h, -h]), _halves)
+BY_STEP = Fold(lambda h: h.transpose(0, 1).flatten(0, 1), lambda h, rows: h.unflatten(0, (-1, rows)).transpose(0, 1))
+BY_ROW = Fold(lambda h: h.flatten(0, 1), lambda h, rows: h.unflatten(0, (rows, -1)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize(("model", "shape"), [(TWICE, (4,)), (BY_STEP, (2, 4)), (BY_STEP, (5, 4))])
+def test_rows_in_another_order_are_refused_where_they_are(model, shape, rows):
+    x = torch.randn(rows, *shape)
+    check(model, x, [{"a": zero()}, {"a": scale(2.0)}])
+    with pytest.raises(EditError, match=r"its rows .* are not in the order of the inputs'.*run of its own.*b@0"):
+        sweep(model, x, [{"a": zero()}, {"b": zero()}])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("steps", [2, 3, 4, 6])
+def test_rows_folded_in_their_own_order(rows, steps):
+    x = torch.randn(rows, steps, 4)
+    check(BY_ROW, x, [{"b": zero()}, {"a": zero(), "b": add(1.0)}, {"b": at(0, scale(2.0))}])
+    with pytest.raises(EditError, match="are alike, so it cannot be told which belong to which edit"):
+        sweep(BY_ROW, torch.ones(rows, steps, 4), [{"b": zero()}])
+
+
+def test_outputs_whose_parts_are_alike():
+    same = Fold(lambda h: h, lambda h, rows: torch.cat([h, h]))
+    x = torch.randn(3, 4)
+    with pytest.raises(
+        EditError, match=r"output \(24×4 float32\) has parts that are alike, so it cannot be told apart"
+    ):
+        sweep(same, x, [{}, {"a": zero()}])
+    constant = Fold(lambda h: h, lambda h, rows: (h, torch.ones(2 * rows)))
+    assert torch.equal(sweep(constant, x, [{"a": zero()}])[0][1], torch.ones(6))
+
+
+MIXES = {
+    "the largest": lambda h: h / h.abs().max(),
+    "the smallest": lambda h: h if h.min() > 1 else -h,
+    "the mean": lambda h: h - h.mean(0),
+    "the order": lambda h: h.flip(0),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_rows_that_change_edited_rows_only_are_refused(mix):
+    model, x, vector = Fold(mix, lambda h, rows: h), torch.randn(3, 4), torch.full((4,), 9.0)
+    edits = [{"a": add(vector)}, {"a": add(vector, -1)}]
+    if mix is MIXES["the largest"]:
+        edits = [{}, *({"a": at((..., unit), zero())} for unit in range(4))]
+    with pytest.raises(EditError, match=r"not independent in this model: edit \d of the list comes out different when"):
+        sweep(model, x, edits)
+
+
+def test_two_edits_run_alone_and_random_ones_differ_anyway():
+    model, x, calls = nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), [0, 0, 0, 0]
+
+    def counted(i):
+        def change(v):
+            calls[i] += 1
+            return v + i
+
+        return {"0": change}
+
+    sweep(model, x, [counted(i) for i in range(4)], at_once=2)
+    assert calls == [2, 1, 1, 2]  # 3 is farthest from the clean run, 0 from that
+    sweep(model, x, [{"0": noise(1.0)}, {"0": lambda v: torch.rand_like(v)}])
+
+
+def test_each_run_has_inputs_of_its_own():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x, offset, notes):
+            notes.append(1)
+            return self.a(x.mul_(2)) + offset.add_(1) + len(notes)
+
+    model, x, offset, notes = Writes(), torch.randn(3, 4), torch.randn(1, 4), []
+    before = x.clone(), offset.clone()
+    out = sweep(model, (x, offset, notes), [{"a": zero()}])
+    assert torch.equal(x, before[0]) and torch.equal(offset, before[1]) and not notes
+    torch.testing.assert_close(out[0], (offset + 2).expand(3, 4))
+
+
+def test_caches_among_the_inputs():
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=10, n_positions=8, bos_token_id=0, eos_token_id=0)
+    model, cache = GPT2LMHeadModel(config).eval(), DynamicCache(config=config)
+    inputs = {"input_ids": torch.zeros(1, 3, dtype=torch.long), "past_key_values": cache}
+    with torch.no_grad():
+        sweep(model, inputs, [{"transformer.h.0": zero()}])
+        assert cache.get_seq_length() == 0
+        model(**inputs)
+        with pytest.raises(EditError, match=r"such as a cache, holds tensors, whose rows sweep cannot repeat"):
+            sweep(model, inputs, [{"transformer.h.0": zero()}])
+        assert cache.get_seq_length() == 3
+    with pytest.raises(EditError, match=r"no copy of the inputs can be made for each run: .*generator"):
+        sweep(model, {**inputs, "past_key_values": (i for i in ())}, [{"transformer.h.0": zero()}])
+
+
+def test_inputs_without_rows_say_what_was_taken_for_them():
+    with pytest.raises(EditError, match=r"fails with 3 times the rows.* input \(4 float32\): .*with a batch dimension"):
+        sweep(nn.Linear(4, 8), torch.randn(4), [{".": zero()}])
+    model = nn.Bilinear(4, 4, 2)
+    with pytest.raises(ZeroDivisionError, match="in the change at"):
+        sweep(model, (torch.randn(3, 4), torch.randn(3, 4)), [{".": lambda v: v * (1 // 0)}])

@@ -1,5 +1,6 @@
 """sweep: many counterfactuals in one batched forward, each edit acting on its own rows."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,15 +12,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook._address import known_when_made, may_cover
 from tenterhook._edit import Changes, edit
-from tenterhook._errors import AddressError, EditError, TenterhookWarning
+from tenterhook._errors import AddressError, EditError, TenterhookError, TenterhookWarning
 from tenterhook._inputs import call_with
 from tenterhook._observe import observe
 from tenterhook._replace import check_alike
 from tenterhook._sites import Site, check_model, resolve, walk
-from tenterhook._tree import Path, can_have_gradient, describe, itself, leaves, rebuild
+from tenterhook._tree import Path, can_have_gradient, describe, leaves, rebuild
 from tenterhook.changes import Change, Function, as_change
 
-Shapes = dict[str, list[torch.Size]]
+Seen = dict[str, list[Tensor]]
 
 
 def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: int | None = None) -> list[Any]:
@@ -31,7 +32,7 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     The inputs (an argument, a tuple of them, or a mapping of keyword arguments) are repeated once for each edit, and
     each acts on its own rows only: tensors with as many rows as the first one are repeated. `at_once` limits how many
     edits go into one forward. It is an error where rows depend on one another, as under BatchNorm in training mode: the
-    inputs run once alone, and must come out alike before and after the edited rows.
+    inputs run once alone, and must come out alike before and after the edited rows; and two of the edits run alone.
     """
     check_model(model, "sweep")
     edits = edits if isinstance(edits, Mapping) else list(edits)
@@ -43,15 +44,16 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     sites = {selector: resolve(model, selector) for one in edits for selector in one}
     for found in sites.values():
         _check_can_sweep(found)
-    shapes: Shapes = {}
-    with _Quietly(model, {_place(site): _note_shapes(shapes) for found in sites.values() for site in found}):
-        alone = call_with(model, inputs)
-    batch = _Batch(model, inputs, _rows(inputs), alone, shapes)
+    rows, seen = _rows(inputs), Seen()
+    with _Quietly(model, {_place(site): _note(seen) for found in sites.values() for site in found}):
+        alone = call_with(model, _own(inputs))
+    batch = _Batch(model, inputs, rows, alone, seen)
     results: list[Any] = []
     size = at_once or max(len(edits), 1)
     for start in range(0, len(edits), size):
         chosen = edits[start : start + size]
         results += batch.run([[(site, as_change(c)) for s, c in one.items() for site in sites[s]] for one in chosen])
+    batch.check_two(edits, results)
     return results
 
 
@@ -62,15 +64,22 @@ class _Quietly(observe):
         self._session.__exit__(kind, *rest)
 
 
+class _Alone(edit):
+    """Whatever stays silent here was warned of before."""
+
+    def _complain(self) -> None:
+        pass
+
+
 class _Batch:
     """The inputs many times over; the first and last block of rows are clean, and must come out as they did alone."""
 
-    def __init__(self, model: nn.Module, inputs: Any, rows: int, alone: Any, shapes: Shapes) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, rows: int, alone: Any, seen: Seen) -> None:
         self.model = model
         self.inputs = inputs
         self.rows = rows
         self.alone = dict(leaves(alone))
-        self.shapes = shapes
+        self.seen = seen
 
     def run(self, edits: list[list[tuple[Site, Change | Function]]]) -> list[Any]:
         """The outputs under some edits, from one forward."""
@@ -78,13 +87,9 @@ class _Batch:
         places: dict[str, _Blocks] = {}
         for i, one in enumerate(edits, start=1):
             for site, change in one:
-                places.setdefault(_place(site), _Blocks(n, self.shapes)).add(i, site, change)
-
-        def repeat(path: Path, tensor: Tensor) -> Tensor:
-            return torch.cat([tensor] * n) if tensor.dim() and len(tensor) == self.rows else tensor
-
+                places.setdefault(_place(site), _Blocks(n, self.rows, self.seen)).add(i, site, change)
         with edit(self.model, places):
-            output = call_with(self.model, rebuild(self.inputs, repeat, opaque=itself))
+            output = self._call(n, places)
         for place, blocks in places.items():
             if not blocks.calls and "/" in place:
                 raise EditError(f"{place} was never edited: no such value came in that forward")
@@ -92,29 +97,69 @@ class _Batch:
         dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
         parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
         clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
-        for path, tensor in (found for i in clean for found in leaves(parts[i])):
-            if not _close(tensor, self.alone[path]):
-                what = "the same inputs come out different when edited rows are beside them"
-                raise EditError(f"rows are not independent in this model: {what}; run these edits one by one")
+        if not all(_are_close(dict(leaves(parts[i])), self.alone) for i in clean):
+            raise _mixed("the same inputs come out different when edited rows are beside them")
         return parts[1:-1]
+
+    def check_two(self, edits: list[Changes], results: list[Any]) -> None:
+        """Run alone the edit whose result is farthest from the clean one, and the one whose is farthest from that."""
+        made = {i: dict(leaves(results[i])) for i, one in enumerate(edits) if one}
+        if not made:
+            return
+        most = max(made, key=lambda i: _apart(made[i], self.alone))
+        other = max(made, key=lambda i: _apart(made[i], made[most]))
+        for i in {most, other}:
+            got = self._run_alone(edits[i])
+            if not _are_close(made[i], got) and _are_close(self._run_alone(edits[i]), got):  # else it is random
+                raise _mixed(f"edit {i} of the list comes out different when other rows are beside its own")
+
+    def _run_alone(self, changes: Changes) -> dict[Path, Tensor]:
+        with _Alone(self.model, changes):
+            return dict(leaves(call_with(self.model, _own(self.inputs))))
+
+    def _call(self, n: int, places: "dict[str, _Blocks]") -> Any:
+        repeated = []
+
+        def repeat(path: Path, tensor: Tensor) -> Tensor:
+            if not tensor.dim() or len(tensor) != self.rows:
+                return tensor.clone()
+            repeated.append(f"{_name('input', path)} ({describe(tensor)})")
+            return torch.cat([tensor] * n)
+
+        inputs = _own(self.inputs, repeat)
+        try:
+            return call_with(self.model, inputs)
+        except (TenterhookError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if any(blocks.is_busy for blocks in places.values()):
+                raise
+            what = f"the model fails with {n} times the rows, for which the first dimension was taken of"
+            hint = "give inputs that begin with a batch dimension, or run these edits one by one"
+            raise EditError(f"{what} {', '.join(repeated)}: {error}; {hint}") from error
 
     def _row_dim(self, path: Path, tensor: Tensor, n: int) -> int:
         alone = self.alone.get(path)
-        dim = _row_dim(tensor.shape, None if alone is None else alone.shape, n)
-        if dim is None:
-            where = "".join(f"[{key}]" for key in path)
-            what = f"the model's output{where} ({describe(tensor)}) is not per row, so it cannot be told apart by edit"
-            raise EditError(f"{what}; run these edits one by one")
-        return dim
+        if alone is None or (dim := _row_dim(tensor, alone, n)) is None:
+            why = "is not per row"
+        elif _tells_order(alone, dim, self.rows) or _is_repeated(tensor, alone, dim, n):
+            return dim
+        else:
+            why = "has parts that are alike"
+        what = f"the model's {_name('output', path)} ({describe(tensor)}) {why}"
+        raise EditError(f"{what}, so it cannot be told apart by edit; run these edits one by one")
 
 
 class _Blocks(Change):
     """The changes of several edits at one place, each for its own block of rows."""
 
-    def __init__(self, n: int, shapes: Shapes) -> None:
+    is_busy = False
+
+    def __init__(self, n: int, rows: int, seen: Seen) -> None:
         super().__init__("rows", torch.clone, {})
         self.n = n
-        self.shapes = shapes
+        self.rows = rows
+        self.seen = seen
         self.edits: dict[int, list[tuple[Site, Change | Function]]] = {}
         self.calls = 0
         self.made: set[tuple[int, Site]] = set()
@@ -127,11 +172,8 @@ class _Blocks(Change):
     def __call__(self, value: Tensor, site: Site | None = None) -> Tensor:
         assert site is not None and isinstance(site.address.call, int)
         self.calls += 1
-        alone = self.shapes.get(str(site), [])
-        dim = _row_dim(value.shape, alone[0] if len(alone) == 1 else None, self.n)
-        if dim is None:
-            what = f"its value is not per row ({describe(value)}): it is the same for all edits"
-            raise EditError(f"{what}; edit it in a run of its own")
+        self.is_busy = True  # until it is left without an exception
+        dim = self._row_dim(value, self.seen.get(str(site), []))
         out = value.clone()
         for i, changes in self.edits.items():
             block = _block(value, dim, i, self.n)
@@ -142,7 +184,20 @@ class _Blocks(Change):
                     check_alike(block, new, site)
                     block = new
             _block(out, dim, i, self.n).copy_(block)
+        self.is_busy = False
         return out
+
+    def _row_dim(self, value: Tensor, seen: list[Tensor]) -> int:
+        alone = seen[0] if len(seen) == 1 else None
+        if alone is None or (dim := _row_dim(value, alone, self.n)) is None:
+            why = f"its value is not per row ({describe(value)}): it is the same for all edits"
+        elif not _tells_order(alone, dim, self.rows):
+            why = f"its rows ({describe(value)}) are alike, so it cannot be told which belong to which edit"
+        elif alone.shape[dim] != self.rows and not _close(_block(value, dim, 0, self.n), alone):
+            why = f"its rows ({describe(value)}) are not in the order of the inputs', or depend on one another"
+        else:
+            return dim
+        raise EditError(f"{why}; edit it in a run of its own")
 
     def complain(self) -> None:
         """Warn of edits for a call that never came."""
@@ -157,12 +212,29 @@ def _place(site: Site) -> str:
     return str(site.address._replace(call=None))
 
 
-def _row_dim(together: torch.Size, alone: torch.Size | None, n: int) -> int | None:
+def _row_dim(together: Tensor, alone: Tensor, n: int) -> int | None:
     """The dimension that is n times as large with n times the rows, if just one is."""
-    if alone is None or len(together) != len(alone):
+    if together.dim() != alone.dim():
         return None
-    grown = [d for d, (many, few) in enumerate(zip(together, alone, strict=True)) if many != few]
-    return grown[0] if len(grown) == 1 and together[grown[0]] == n * alone[grown[0]] else None
+    grown = [d for d, (many, few) in enumerate(zip(together.shape, alone.shape, strict=True)) if many != few]
+    return grown[0] if len(grown) == 1 and together.shape[grown[0]] == n * alone.shape[grown[0]] else None
+
+
+def _tells_order(alone: Tensor, dim: int, rows: int) -> bool:
+    """Whether the clean block would show it if rows were not laid out edit by edit.
+
+    A dimension larger than the rows is rows × something, or something × rows: of `cat([h, -h])` the first half belongs
+    to all edits, and so does the second. The block at the beginning then holds the first of these parts several
+    times, and is as it was alone only if all parts are alike.
+    """
+    size = alone.shape[dim]
+    parts = size if size % rows else size // rows
+    cuts = (alone.unflatten(dim, (p, -1)) for p in range(2, parts + 1) if parts % p == 0)
+    return not any(_close(cut, cut.narrow(dim, 0, 1).expand_as(cut)) for cut in cuts)
+
+
+def _is_repeated(together: Tensor, alone: Tensor, dim: int, n: int) -> bool:
+    return all(_close(_block(together, dim, i, n), alone) for i in range(n))
 
 
 def _block(tensor: Tensor, dim: int, i: int, n: int) -> Tensor:
@@ -174,8 +246,12 @@ def _cut(dims: dict[Path, int], i: int, n: int) -> Callable[[Path, Tensor], Tens
     return lambda path, tensor: _block(tensor, dims[path], i, n)
 
 
+def _are_close(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(_close(some[path], others[path]) for path in some)
+
+
 def _close(a: Tensor, b: Tensor) -> bool:
-    if not can_have_gradient(a):
+    if not can_have_gradient(a) or a.shape != b.shape:
         return bool(torch.equal(a, b))
     tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
     wide = torch.promote_types(a.dtype, torch.float32)
@@ -184,11 +260,40 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
 
-def _note_shapes(shapes: Shapes) -> Callable[[Site, Any], None]:
+def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> float:
+    """The largest difference of two outputs."""
+    pairs = ((a.detach(), others[path].detach()) for path, a in some.items() if a.numel())
+    return max((float((a.float() - b.float()).abs().nan_to_num(torch.inf).amax()) for a, b in pairs), default=0.0)
+
+
+def _mixed(what: str) -> EditError:
+    return EditError(f"rows are not independent in this model: {what}; run these edits one by one")
+
+
+def _name(what: str, path: Path) -> str:
+    return what + "".join(f"[{key}]" for key in path)
+
+
+def _note(seen: Seen) -> Callable[[Site, Any], None]:
     def look(site: Site, value: Any) -> None:
-        shapes[str(site)] = [tensor.shape for _, tensor in leaves(value)]
+        seen[str(site)] = [tensor.clone() for _, tensor in leaves(value)]
 
     return look
+
+
+def _own(inputs: Any, change: Callable[[Path, Tensor], Tensor] = lambda _, tensor: tensor.clone()) -> Any:
+    """The inputs for one run, which may write into them."""
+    known = {id(tensor): change(path, tensor) for path, tensor in leaves(inputs)}
+    copied: dict[int, Any] = dict(known)
+    try:
+        own = copy.deepcopy(inputs, copied)
+    except Exception as error:
+        what = f"no copy of the inputs can be made for each run: {error}"
+        raise EditError(f"{what}; run these edits one by one") from error
+    if any(isinstance(part, Tensor) for key, part in copied.items() if key not in known):
+        what = "an object among the inputs, such as a cache, holds tensors, whose rows sweep cannot repeat"
+        raise EditError(f"{what}; run these edits one by one, each with a copy of it")
+    return own
 
 
 def _rows(inputs: Any) -> int:
