@@ -180,3 +180,22 @@ def test_files_that_are_none(tmp_path):
         load_edits(tmp_path / "m.pt")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         load_edits(tmp_path / "gone")
+
+
+def test_an_order_that_a_file_cannot_keep_is_refused(model, tmp_path):
+    file = tmp_path / "x.safetensors"
+    for between in ("**<Linear>", "0@0", "0[0]"):
+        with pytest.raises(EditError, match=r"^0 cannot be saved: it is changed before and after .*one list"):
+            edit(model, {model[0]: add(1.0), between: scale(2.0), "0": add(5.0)}).save(file)
+    edit(model, {model[0]: add(1.0), "2": zero(), "grad(**)": scale(2.0), "**:in": 1.0, "0": add(5.0)}).save(file)
+    assert repr(load_edits(file)["0"]) == "in_turn((add(1.0), add(5.0)))"
+    edit(model, {nn.Linear: add(1.0), (lambda name, m: name in ("0", "2")): scale(2.0)}).save(file)
+    assert {repr(change) for change in load_edits(file).values()} == {"in_turn((add(1.0), scale(2.0)))"}
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4,), (2, 4), (3, 700), (9, 4)])
+def test_directions_come_back_bit_for_bit(model, tmp_path, shape):
+    for direction in (torch.randn(shape), torch.zeros(shape)):
+        change = project_out(direction)
+        edit(model, {"0": change}).save(tmp_path / "x")
+        assert torch.equal(load_edits(tmp_path / "x")["0"].arguments["direction"], change.arguments["direction"])

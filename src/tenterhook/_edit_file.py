@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tenterhook._address import parse
 from tenterhook._errors import EditError
 from tenterhook.changes import KINDS, Change, Function, in_turn
 
@@ -21,6 +22,9 @@ def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> No
     written = []
     together: dict[str, list[Any]] = {}
     for address, change in edits:  # two selectors may mean one address
+        if between := _between(address, list(together)):
+            what = f"it is changed before and after {between}, and a file has one change for each address"
+            raise EditError(f"{address} cannot be saved: {what}; give it one list of changes")
         together.setdefault(address, []).append(change)
     for address, changes in together.items():
         try:
@@ -34,6 +38,16 @@ def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> No
         _safetensors().torch.save_file(tensors, file, metadata={_KEY: header})
     except (ValueError, RuntimeError) as error:
         raise EditError(f"these edits cannot be saved: {error}") from error
+
+
+def _between(address: str, earlier: list[str]) -> str | None:
+    """What came after an address, before it comes again, and may mean the same value."""
+    last = parse(address)
+    for other in earlier[earlier.index(address) + 1 :] if address in earlier else ():
+        found = parse(other)
+        if (found.is_glob or found.path == last.path) and (found.role, found.grad) == (last.role, last.grad):
+            return other
+    return None
 
 
 def load_edits(file: str | Path) -> dict[str, Change]:
