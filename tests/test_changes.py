@@ -196,3 +196,36 @@ def test_at_any_index_is_assignment_on_a_copy(shape, data):
     truth = value.clone()
     truth[index] = truth[index] * 2 + 1
     assert torch.equal(at(index, lambda v: v * 2 + 1)(value), truth)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: project_out([1.0, 2.0]), TypeError, "project_out: direction is a tensor, got list"),
+        (lambda: project_out(torch.ones(1, 1, 2)), ValueError, "the rows of a matrix, got 1×1×2"),
+        (lambda: replace(None), TypeError, "replace: by is a tensor or a number, got NoneType"),
+        (lambda: add(1.0, times=None), TypeError, "add: times is a tensor or a number, got NoneType"),
+        (lambda: resample(3), TypeError, "resample: rows is a tensor, got int"),
+        (lambda: clip_norm(-1.0), ValueError, "no norm is below 0, so max_norm cannot be -1.0"),
+        (lambda: clamp(), ValueError, "clamp: give it min, max or both"),
+    ],
+)
+def test_wrong_arguments_are_told_when_the_change_is_made(make, kind, words):
+    with pytest.raises(kind, match=words):
+        make()
+
+
+def test_projecting_out_keeps_its_precision_under_autocast():
+    value, direction = torch.randn(8, 64), torch.randn(64)
+    for change in (project_out(direction), project_out(direction.clone().requires_grad_())):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = change(value)
+        assert out.dtype == torch.float32 and (out @ direction).abs().max() < 1e-4
+    assert project_out(direction)(value.to("meta")).shape == value.shape
+
+
+def test_a_direction_is_what_it_was_when_the_change_was_made():
+    direction = torch.eye(5, dtype=torch.float64)[:1]
+    change = project_out(direction)
+    direction.zero_()
+    assert not change(V)[..., 0].any()

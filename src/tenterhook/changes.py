@@ -12,6 +12,7 @@ the graph with a gradient of zero, so that a backward pass finds every parameter
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec
 
@@ -39,11 +40,8 @@ class Change:
         for argument in self.values:
             if type(argument) not in _PLAIN:
                 self.is_plain = False
+        _check(name, arguments)
         if not self.is_plain:
-            for key in arguments.keys() & _TENSOR_OR_NUMBER:
-                if not isinstance(arguments[key], _CONSTANTS):
-                    what = f"{key} is a tensor or a number, got {type(arguments[key]).__name__}"
-                    raise TypeError(f"{name}: {what}")
             self.takes_site = "change" in arguments or "changes" in arguments
             self._has_tensors = any(isinstance(x, Tensor) for x in arguments.values())
 
@@ -135,11 +133,27 @@ class Function:
 
 
 _NONE = object()
-_TENSOR_OR_NUMBER = {"by", "vector", "rows", "std", "max_norm", "times"}
 _PLAIN = {float, int, bool, type(None)}
 _CHANGES = (Change, Function)
 _CONSTANTS = (Tensor, int, float)
 _SEQUENCES = (list, tuple)
+_KINDS_OF_ARGUMENTS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("by", "vector", "std", "max_norm", "times"), _CONSTANTS),
+    **dict.fromkeys(("rows", "direction"), (Tensor,)),
+}
+
+
+def _check(name: str, arguments: dict[str, Any]) -> None:
+    for key in arguments.keys() & _KINDS_OF_ARGUMENTS.keys():
+        kinds, x = _KINDS_OF_ARGUMENTS[key], arguments[key]
+        if not isinstance(x, kinds):
+            what = "a tensor or a number" if len(kinds) > 1 else "a tensor"
+            raise TypeError(f"{name}: {key} is {what}, got {type(x).__name__}")
+    limit = arguments.get("max_norm", 0)
+    if not isinstance(limit, Tensor) and limit < 0:
+        raise ValueError(f"{name}: no norm is below 0, so max_norm cannot be {limit}")
+    if name == "clamp" and arguments["min"] is arguments["max"] is None:
+        raise ValueError("clamp: give it min, max or both")
 
 
 def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Change]:
@@ -280,23 +294,37 @@ def resample(value: Tensor, rows: Tensor, seed: int = 0) -> Tensor:
 
 def project_out(direction: Tensor, dim: int = -1) -> Change:
     """The value without its part along a direction, or along the plane of several (one a row)."""
-    if direction.requires_grad:  # found anew each time, so that it can be learnt
-        return Change("project_out", _project_out, {"direction": torch.atleast_2d(direction), "dim": dim})
-    rows = torch.atleast_2d(direction.detach()).to(_at_least_float32(direction))
-    _, size, basis = torch.linalg.svd(rows, full_matrices=False)
-    basis = basis[size > size.max() * len(rows) * torch.finfo(rows.dtype).eps]
-    return Change("project_out", _project_out, {"direction": basis, "dim": dim})
+    _check("project_out", {"direction": direction})
+    if direction.dim() > 2:
+        raise ValueError(f"project_out: several directions are the rows of a matrix, got {_times(direction)}")
+    rows = torch.atleast_2d(direction)
+    if not direction.requires_grad:  # else found anew each time, so that it can be learnt
+        rows = _basis(rows.to(_at_least_float32(direction), copy=True))
+    return Change("project_out", _project_out, {"direction": rows, "dim": dim})
 
 
 KINDS["project_out"] = project_out
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """Orthonormal rows for the same space; those that are so already stay as they are, bit for bit."""
+    eps = torch.finfo(rows.dtype).eps
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float64))
+    if torch.allclose(wide @ wide.mH, torch.eye(len(rows)).to(wide), rtol=0, atol=64 * eps):
+        return rows
+    _, size, basis = torch.linalg.svd(rows, full_matrices=False)
+    return basis[size > size.max() * len(rows) * eps]
 
 
 def _project_out(value: Tensor, direction: Tensor, dim: int) -> Tensor:
     along = value.movedim(dim, -1)
     if direction.shape[-1] != along.shape[-1]:
         raise ValueError(f"the direction has {direction.shape[-1]} entries, the value {along.shape[-1]} along {dim}")
-    inverse = torch.linalg.pinv(direction) if direction.requires_grad else direction.mH
-    return (along - along @ inverse @ direction).movedim(-1, dim)
+    device = value.device.type
+    off = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    with off:  # in less than the value's own precision, much would remain
+        inverse = torch.linalg.pinv(direction) if direction.requires_grad else direction.mH
+        return (along - along @ inverse @ direction).movedim(-1, dim)
 
 
 @ready
