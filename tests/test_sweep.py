@@ -349,3 +349,11 @@ def test_inputs_without_rows_say_what_was_taken_for_them():
     model = nn.Bilinear(4, 4, 2)
     with pytest.raises(ZeroDivisionError, match="in the change at"):
         sweep(model, (torch.randn(3, 4), torch.randn(3, 4)), [{".": lambda v: v * (1 // 0)}])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_other_dtypes_and_values_that_are_not_finite(dtype):
+    model, x = nn.Sequential(nn.Linear(3, 3, dtype=dtype)), torch.randn(2, 3).to(dtype)
+    check(model, x, [{"0": scale(0.5)}, {"0": add(1.0)}])
+    out = sweep(model, x, [{"0": scale(torch.nan)}, {"0": zero()}])
+    assert out[0].isnan().all() and not out[1].any()

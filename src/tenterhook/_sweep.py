@@ -254,16 +254,19 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not can_have_gradient(a) or a.shape != b.shape:
         return bool(torch.equal(a, b))
     tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
-    wide = torch.promote_types(a.dtype, torch.float32)
-    a, b = a.detach().to(wide), b.detach().to(wide)
+    a, b = _wide(a), _wide(b)
     most = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
     return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
 
 def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> float:
     """The largest difference of two outputs."""
-    pairs = ((a.detach(), others[path].detach()) for path, a in some.items() if a.numel())
-    return max((float((a.float() - b.float()).abs().nan_to_num(torch.inf).amax()) for a, b in pairs), default=0.0)
+    pairs = ((_wide(a), _wide(others[path])) for path, a in some.items() if a.numel())
+    return max((float((a - b).abs().nan_to_num(torch.inf).amax()) for a, b in pairs), default=0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _mixed(what: str) -> EditError:
