@@ -16,13 +16,14 @@ import transformers as hf
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tenterhook import capture, sites
+from tenterhook import capture, edit, sites
 from tenterhook._inside import _NO_VALUES
 from tenterhook._listing import _Note
 from tenterhook._operation import operation
 from tenterhook._session import Session
 from tenterhook._sites import resolve
 from tenterhook._tree import leaves
+from tenterhook.changes import zero
 from tests.test_real_models import IDS, IMAGE, RESNET, SIZES, T5
 
 SMALL = dict(SIZES, num_hidden_layers=2)
@@ -176,6 +177,24 @@ def test_attention_weights_are_what_the_model_says(name):
     captured = [value for address in seen for value in seen.calls(address)]
     assert own
     assert all(any(a.shape == b.shape and torch.equal(a, b) for b in captured) for a in own)
+
+
+def test_attention_weights_can_be_edited_where_they_are_made_and_where_they_are_returned():
+    make, config, inputs = CASES["gpt2 eager"]
+    model = make(config).eval()
+
+    def run():
+        with torch.no_grad():
+            out = model(**inputs, output_attentions=True)
+        return out.logits if "logits" in out else out.last_hidden_state, out.attentions
+
+    plain, weights = run()
+    with edit(model, {"**.0.attn/attn_weights": zero()}) as edits:  # of what the helper returned, which used it before
+        hidden, returned = run()
+    assert edits.report().silent == [] and torch.equal(hidden, plain)
+    assert not returned[0].any() and torch.equal(returned[1], weights[1])
+    with edit(model, {"**.0.attn/eager_attention_forward/attn_weights": zero()}):
+        assert not torch.allclose(run()[0], plain)
 
 
 def test_probabilities_beside_the_fused_kernel_are_those_of_the_eager_model():

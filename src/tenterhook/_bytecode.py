@@ -20,6 +20,7 @@ WRITES = ("STORE_SUBSCR", "STORE_SLICE")
 _FROM_NOTHING = _LOADS | {"LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE", "COPY"}
 _GIVE_NOTHING: tuple[str, ...] = ("STORE_", "POP_", "RETURN_", "JUMP_", "DELETE_", "END_", "RAISE_", "RERAISE")
 _GIVE_NOTHING += ("LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_", "PRECALL")
+_NEVER_GO_ON = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
 _NO_STEPS = {"CACHE", "NOP", "EXTENDED_ARG", "RESUME", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL", "KW_NAMES"}
 ARITHMETIC = ("BINARY_OP", "UNARY_", "COMPARE_")
 # The steps whose own result an operation's may be. In others, such as LIST_EXTEND, Python calls it for itself.
@@ -101,6 +102,19 @@ class Steps(list[Step]):
         """The step that a jump leads to."""
         return bisect_left(self._offsets, offset)
 
+    def before(self, i: int) -> list[int]:
+        """The steps after which the i-th may be the next, but for exceptions."""
+        falls = i > 0 and self[i].op != "PUSH_EXC_INFO" and not self[i - 1].op.startswith(_NEVER_GO_ON)
+        return [*([i - 1] if falls else []), *self._jumps.get(i, ())]
+
+    @cached_property
+    def _jumps(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for i, step in enumerate(self):
+            if step.jump is not None:
+                found.setdefault(self.target(step.argument), []).append(i)
+        return found
+
     @cached_property
     def operands(self) -> list[tuple[int | None, ...]]:
         """For each step: the steps that made the values which it takes, as far as that can be told."""
@@ -122,7 +136,7 @@ class Steps(list[Step]):
             else:
                 del stack[len(stack) - len(taken) :]
                 stack += self._given(i, step)
-            if step.op.startswith(("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")):
+            if step.op.startswith(_NEVER_GO_ON):
                 stack = None
         return found
 

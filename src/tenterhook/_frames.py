@@ -6,6 +6,7 @@ when a call has ended, be it by an exception.
 """
 
 import contextlib
+import ctypes
 import inspect
 import itertools
 import re
@@ -330,6 +331,15 @@ def _let_go(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive; a debugger may look at it."""
     if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None:
         values.clear()
+
+
+def rebind(frame: Any, name: str, value: Any) -> None:
+    """Give a variable of a function that is running another value, as a debugger does."""
+    values = frame.f_locals
+    values[name] = value
+    if _is_copy:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    _let_go(frame, values)
 
 
 def is_call_of(frame: Any, path: str | None, code: types.CodeType) -> bool:

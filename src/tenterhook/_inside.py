@@ -3,7 +3,7 @@
 A function mode sees each call of a torch function. The frame that made the call tells what takes the result
 (`_names`), and where that is (`_frames`). What an operation did not make right there is found in the frame's variables
 when the next one runs: an argument, another name for a tensor, what a helper had in use before it returned it. Such a
-value can be looked at, but not changed, for it may be in use by then.
+value can be looked at, and changed if the bytecode says that nothing has used the variable by then.
 
 An address inside a forward is a pattern. When a value comes that it means, the tap that was asked for is made again,
 for that value; so the names need not be known beforehand.
@@ -38,6 +38,7 @@ from tenterhook._frames import (
     is_call_of,
     is_plumbing,
     is_running,
+    rebind,
     runs_module,
     variables,
 )
@@ -95,7 +96,7 @@ class Inside(Mode):
         self._add = add  # tells the session of a new tap, and for which one it stands
         self._frames = Frames(modules)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
-        self._any_name = False
+        self._any_name = self._changes = False
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
         self._here: dict[int, _Here] = {}  # by the id of the code
@@ -125,6 +126,7 @@ class Inside(Mode):
         if pattern.last == _PROBABILITIES:
             self._probabilities = True
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
+        self._changes = self._changes or tap.changes
         self._any_name = self._any_name or "*" in pattern.last
         self._hands_up = self._hands_up or bool(pattern.helpers)  # how they get their values is not known yet
         if not isinstance(owner, nn.Module):
@@ -457,6 +459,10 @@ class Inside(Mode):
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
+        for outer in self._outer():
+            known = outer._known(frame.f_code)
+            if (outer._alert or known.watch) and known.spots is not None:
+                outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
         if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
@@ -471,7 +477,11 @@ class Inside(Mode):
             self._look_at_variables(frame, here, again=True)
 
     def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
-        """See which variables of a function have got other values; `again`: its place is about to run, maybe again."""
+        """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
+
+        `where` is given if it has ended.
+        """
+        is_over = where is not None
         where = where or self._frames.where(frame)
         if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
             return
@@ -503,7 +513,21 @@ class Inside(Mode):
                 self._is_taken(value) or not here.spots.may_assign(name, last, frame.f_lasti)
             ):
                 continue  # another function has
-            self._reach(where, name, value, here.spots.giving(name, frame.f_lasti), late=True)
+            spot = here.spots.giving(name, frame.f_lasti)
+            if is_over or not self._changes or not here.spots.is_fresh(name, frame.f_lasti):
+                self._reach(where, name, value, spot, late=True)
+            elif (new := self._reach(where, name, value, spot, older=True)) is not None:
+                rebind(frame, name, new)
+                where.bound[name] = _reference(new)
+                for outer in self._outer():
+                    outer._frames.where(frame).bound[name] = _reference(new)
+
+    def _outer(self) -> "list[Inside]":
+        """The sessions around this one that look into forwards, the outermost first: they come before it."""
+        if len(open_sessions()) < 2:
+            return []
+        stack = torch.overrides._get_current_function_mode_stack()  # without it, while it runs
+        return [mode for mode in stack[: stack.index(self) if self in stack else None] if isinstance(mode, Inside)]
 
     def _is_taken(self, value: Any) -> bool:
         taken = self._taken.get(id(value))

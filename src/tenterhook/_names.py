@@ -180,6 +180,27 @@ class Spots(dict[int, Spot]):
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
         return any(offset != but and self._may_pass(offset, since, now) for offset in self._stores.get(name, ()))
 
+    def is_fresh(self, name: str, now: int) -> bool:
+        """Whether a variable was assigned on every way to a place, and nothing has used it since."""
+        if name not in self.code.co_varnames or name in self.code.co_cellvars:
+            return False
+        steps, waiting, visited = self._steps, [self._steps.running(now)], set()
+        while waiting:
+            i = waiting.pop()
+            if i in visited:
+                continue
+            visited.add(i)
+            before = steps.before(i)
+            if not before:
+                return False  # where the function begins, or an exception is caught
+            for k in before:
+                step = steps[k]
+                if step.argument != name or "_FAST" not in step.op:
+                    waiting.append(k)
+                elif step.op != "STORE_FAST" or (k and steps[k - 1].op == "COPY"):  # it is in use besides
+                    return False
+        return True
+
     def is_last_giver(self, name: str, made: int, now: int) -> bool:
         """Whether nothing else that may give a variable its value lies on the way from one place to another."""
         others = (self.givers.get(name, set()) | self.arithmetic.get(name, set())) - {made, -1}
