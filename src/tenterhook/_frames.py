@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._bytecode import COMPREHENSIONS
+from tenterhook._held import Held
 from tenterhook._replay import Again, checkpoint_of
 
 _OURS = str(Path(__file__).parent / "_")[:-1]
@@ -58,8 +59,7 @@ class Where:
         self.call = Call(0, {}) if call is None else call
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
-        self.bound: dict[str, Any] = {}  # by variable: what it was bound to when last seen, referred to weakly
-        self.coming: dict[str, list[Any]] = {}  # by variable: what was made for it since
+        self.held = Held()
 
     def copy(self) -> "Where":
         """The same, with counts of its own: for what runs again."""

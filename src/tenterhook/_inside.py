@@ -17,7 +17,7 @@ import types
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,14 +78,6 @@ class _Here:
         if since >= now or self.spots is None or self.spots.loops:
             return False
         return bisect_left(self.changing, since) == bisect_left(self.changing, now)
-
-
-class _Made(NamedTuple):
-    """What was made for a variable, and told of."""
-
-    value: Callable[[], Any]  # refers to it weakly
-    place: int
-    is_final: bool  # whether nobody can have changed it after us
 
 
 class Inside(Mode):
@@ -260,11 +252,8 @@ class Inside(Mode):
             new = self._reach(where, taker, value, spot, older=older)
             value = value if new is None else new
             if taker in here.watch:
-                coming = where.coming.setdefault(taker, [])
-                if coming and coming[-1].place == spot.offset:  # the one before is taken by now
-                    where.bound[taker] = coming.pop().value
                 is_final = len(open_sessions()) < 2 and not self._may_change
-                coming.append(_Made(_reference(value), spot.offset, is_final))
+                where.held.expect(taker, value, spot.offset, is_final)
             return value
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
@@ -497,18 +486,15 @@ class Inside(Mode):
             given = {**dict(values), **arguments(frame)}  # as far as can be told
             if not where.prefix:
                 given.update(self._attributes.get(id(where.owner), ()))
-            for name in here.spots.rebound.intersection(here.watch) - where.bound.keys():
+            for name in where.held.unknown(here.spots.rebound.intersection(here.watch)):
                 if not here.spots.is_assigned(name, frame.f_lasti):
-                    where.bound[name] = _reference(given.get(name))
-        held = dict(values)
-        for name in here.watch:
-            if name not in held:  # it holds something else now, or nothing: the same tensor again is another assignment
-                where.bound.pop(name, None)
-                self._take_stored(here, where, name, frame.f_lasti, again)
+                    where.held.put(name, given.get(name))
+        for name in set(here.watch).difference(dict(values)):
+            where.held.forget(name, here.spots, frame.f_lasti, again)
         for name, value in values:
-            if self._is_known(here, where, name, value, frame.f_lasti, again):
+            if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
                 continue
-            where.bound[name] = _reference(value)
+            where.held.put(name, value)
             if name in here.spots.shared and (
                 self._is_taken(value) or not here.spots.may_assign(name, last, frame.f_lasti)
             ):
@@ -518,9 +504,8 @@ class Inside(Mode):
                 self._reach(where, name, value, spot, late=True)
             elif (new := self._reach(where, name, value, spot, older=True)) is not None:
                 rebind(frame, name, new)
-                where.bound[name] = _reference(new)
-                for outer in self._outer():
-                    outer._frames.where(frame).bound[name] = _reference(new)
+                for session in (*self._outer(), self):
+                    session._frames.where(frame).held.put(name, new)
 
     def _outer(self) -> "list[Inside]":
         """The sessions around this one that look into forwards, the outermost first: they come before it."""
@@ -532,45 +517,6 @@ class Inside(Mode):
     def _is_taken(self, value: Any) -> bool:
         taken = self._taken.get(id(value))
         return taken is not None and taken() is value
-
-    def _is_known(self, here: _Here, where: Where, name: str, value: Any, place: int, again: bool) -> bool:
-        """Whether a variable holds what it did when last seen, or what was made for it since and is told of."""
-        spots = here.spots
-        assert spots is not None
-        stored = self._take_stored(here, where, name, place, again)
-        if stored is not None:
-            where.bound[name] = stored.value
-        before = where.bound.get(name)
-        if before is not None and _is_same(before(), value):
-            return True
-        waiting = where.coming.get(name, [])
-        for i, one in enumerate(waiting):
-            if _is_same(one.value(), value):  # it has got it after all
-                where.bound[name], where.coming[name] = one.value, waiting[i + 1 :]
-                return True
-        if stored is None:
-            return False
-        taken = spots.stored_at(name, stored.place)
-        if spots.may_assign(name, taken + 1, place, but=taken) and (
-            stored.is_final or not spots.is_last_giver(name, stored.place, spots[place].offset)
-        ):
-            return False
-        where.bound[name] = _reference(value)  # another session, or a hook of the user's, has changed it since
-        return True
-
-    def _take_stored(self, here: _Here, where: Where, name: str, place: int, again: bool) -> _Made | None:
-        """Of what was made for a variable, take away what it has got by now. Returns the last of that."""
-        assert here.spots is not None
-        stored, waiting = None, []
-        at = here.spots[place].offset
-        for one in where.coming.pop(name, ()):
-            if one.place <= at < here.spots.stored_at(name, one.place) and not (again and one.place == at):
-                waiting.append(one)
-            else:
-                stored = one
-        if waiting:
-            where.coming[name] = waiting
-        return stored
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""
@@ -599,13 +545,6 @@ class Inside(Mode):
         return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
 
 
-def _is_same(told: Any, value: Any) -> bool:
-    """Whether a variable holds what was made for it; a starred one gets a list of Python's own."""
-    if told is value or not isinstance(told, list) or not isinstance(value, list):
-        return told is value
-    return len(told) == len(value) and all(a is b for a, b in zip(told, value, strict=True))
-
-
 def _caller(frame: Any) -> Any:
     """The frame that called a module, from a frame inside that call; not a `__call__` that only hands it on."""
     while frame.f_code.co_filename == CALLS or (
@@ -624,10 +563,6 @@ def _is_wrapper(code: types.CodeType, where: Where) -> bool:
 
 def _is_among(value: Any, others: Iterable[Any]) -> bool:
     return id(value) in map(id, others)
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    return weakref.ref(value) if isinstance(value, Tensor) else lambda: value
 
 
 class Bound(Hook):
