@@ -1,6 +1,7 @@
 """sweep: many counterfactuals in one batched forward, each edit acting on its own rows."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -261,8 +262,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> float:
     """The largest difference of two outputs."""
-    pairs = ((_wide(a), _wide(others[path])) for path, a in some.items() if a.numel())
-    return max((float((a - b).abs().nan_to_num(torch.inf).amax()) for a, b in pairs), default=0.0)
+    most = [float(torch.dist(_wide(a), _wide(others[path]), torch.inf)) for path, a in some.items() if a.numel()]
+    return torch.inf if any(map(math.isnan, most)) else max(most, default=0.0)
 
 
 def _wide(tensor: Tensor) -> Tensor:
