@@ -47,7 +47,7 @@ class Difference:
         self.calls = n = self.calls + 1
         if self._put_off is not None:
             self._settle()
-        if n > _MEASURE_ALL and n & (n - 1):
+        if (n > _MEASURE_ALL and n & (n - 1)) or not self._change.is_measured:
             return
         if new is None:
             self._found.append(_Found(0.0, 0.0, 1))

@@ -154,7 +154,7 @@ class _Batch:
 class _Blocks(Change):
     """The changes of several edits at one place, each for its own block of rows."""
 
-    is_busy = False
+    is_busy = is_measured = False
 
     def __init__(self, n: int, rows: int, seen: Seen) -> None:
         super().__init__("rows", torch.clone, {})

@@ -46,6 +46,7 @@ class Change:
             self._has_tensors = any(isinstance(x, Tensor) for x in arguments.values())
 
     takes_site = _has_tensors = False
+    is_measured = True  # whether somebody may ask how much it changed
 
     @property
     def inner(self) -> list[Any]:
@@ -113,6 +114,7 @@ class Function:
     """Somebody's own function as a change. It gets a copy, so that writing into it reaches nobody else."""
 
     is_pure = False
+    is_measured = True
     keeps_shape = True
     returned = True  # whether the function returned something, the last time
 
