@@ -316,6 +316,16 @@ def test_a_training_in_a_thread(zygote, tmp_path):
     assert recorded(latest(tmp_path)) == losses(done) and latest(tmp_path).rank_info()["failed"] is None
 
 
+MOVES = f"import os, runpy; os.chdir('elsewhere'); runpy.run_path({str(SCRIPTS / 'small.py')!r}, run_name='__main__')"
+
+
+def test_a_program_that_changes_its_directory(zygote, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    done = zygote(*RUN, "-c", MOVES, cwd=tmp_path)
+    assert recorded(latest(tmp_path)) == losses(done) and not list((tmp_path / "elsewhere").iterdir())
+    assert "└ tenterhook summary .tenterhook/" in done.stderr.decode()
+
+
 @pytest.mark.parametrize("word", ["break", "break-writing"])
 def test_an_error_of_ours_is_said_once(zygote, tmp_path, word):
     plain = zygote(SCRIPTS / "small.py", cwd=tmp_path)

@@ -429,6 +429,17 @@ def test_models_are_let_go(tmp_path):
     assert gone() is None
 
 
+def test_a_program_that_changes_its_directory(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = net()
+    with watch(model, to="run", every=1) as run:
+        train(model, batches(2))
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        train(model, batches(2))
+    assert len(run.open().steps()) == 4 and "└ tenterhook summary run " in run.verdict()
+
+
 def test_parameters_can_be_swapped(tmp_path):
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

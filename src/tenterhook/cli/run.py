@@ -95,13 +95,15 @@ def _end(recording: Any, ended: str, ours: Any) -> int:
         tidy(recording.folder.parent)
         if ended == "exit 0":
             wait_for_ranks(recording.folder)
-        return say_verdict(recording.folder, quiet=ours.quiet, fail_on=ours.fail_on)
+        return say_verdict(recording.folder, recording.shown, quiet=ours.quiet, fail_on=ours.fail_on)
     except Exception as error:
         say(f"tenterhook: no verdict: {type(error).__name__}: {error}")
         return 0
 
 
-def say_verdict(folder: Path, *, quiet: bool, fail_on: str | None, stream: Any = None) -> int:
+def say_verdict(
+    folder: Path, shown: Path | None = None, *, quiet: bool, fail_on: str | None, stream: Any = None
+) -> int:
     """Print the verdict on a run, on stderr where nothing else is said; 3 where --fail-on says so."""
     import shutil
 
@@ -110,7 +112,7 @@ def say_verdict(folder: Path, *, quiet: bool, fail_on: str | None, stream: Any =
     from tenterhook.store import open_run
 
     stream = stream or sys.stderr
-    verdict = Verdict.of(open_run(folder))
+    verdict = Verdict.of(open_run(folder), shown)
     if not quiet:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         colour = stream.isatty() and "NO_COLOR" not in os.environ

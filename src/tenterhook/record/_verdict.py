@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tenterhook.record._rule import SEVERITIES
@@ -26,12 +27,12 @@ class Verdict:
     remarks: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, run: Run) -> "Verdict":
-        """The verdict on a run as it is on disk now."""
+    def of(cls, run: Run, shown: Path | None = None) -> "Verdict":
+        """The verdict on a run as it is on disk now; `shown` is its folder as a person knows it."""
         info = run.rank_info(0)
         findings = [row for row in run.findings().to_pylist()]
         states = info.get("rules", [])
-        verdict = cls(str(run.folder), _title(run, info), _grouped(findings))
+        verdict = cls(str(shown or run.folder), _title(run, info), _grouped(findings))
         found = {row["rule"] for row in verdict.findings}
         verdict.clean = [s["rule"] for s in states if s["state"] == "clean" and s["rule"] not in found]
         verdict.unchecked = [(s["rule"], s["why"]) for s in states if s["state"] == "not checked"]

@@ -55,14 +55,15 @@ class Recording:
 
     def __init__(self, folder: Path, options: Options, rules: Iterable[Rule] | None, command: list[str]) -> None:
         arrow()
-        self.folder = folder
+        self.folder = folder.absolute()  # the program may change its directory
+        self.shown = folder
         schedule = Schedule(options.every, options.dense, options.budget)
         self.judge = Judge(all_rules() if rules is None else rules)
         self.rank = int(os.environ.get("RANK", "0"))
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
         self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
-        self.log = Log(folder, self.rank, self.judge, info, self.recorder.places)
+        self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
         self._described = 0
         self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
@@ -130,15 +131,16 @@ class watch:
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
         self._options = Options(every, what=what, sites=sites)
         self._to = Path(to)
+        self._folder = self._to.absolute()  # the program may change its directory
         self._recording: Recording | None = None
 
     def __enter__(self) -> "watch":
         if self._recording is not None:
             raise RuntimeError("a watch can be entered once; make a new one for the next block")
-        if (self._to / "run.json").exists() and os.environ.get("RANK", "0") == "0":
+        if (self._folder / "run.json").exists() and os.environ.get("RANK", "0") == "0":
             raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`")
-        self._to.mkdir(parents=True, exist_ok=True)
-        self._recording = Recording(self._to, self._options, self._rules, list(sys.argv))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv))
         self._recording.recorder.install([("model", self._model)], self._optimizer)
         return self
 
@@ -157,10 +159,10 @@ class watch:
 
     def open(self) -> Run:
         """The run, as `open_run` gives it."""
-        return open_run(self._to)
+        return open_run(self._folder)
 
     def verdict(self) -> str:
         """The findings, as text for a person."""
         from tenterhook.record._verdict import Verdict
 
-        return str(Verdict.of(self.open()))
+        return str(Verdict.of(self.open(), self._to))
