@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tenterhook import NotSeenError, OverwrittenError, capture, observe
+from tenterhook import NotSeenError, OverwrittenError, capture, changes, edit, observe
 from tenterhook._tree import leaves
 
 
@@ -33,6 +33,14 @@ def test_gradients_across_an_in_place_relu():
     for name, gradient in truth.items():
         assert torch.equal(seen[f"grad({name})"], gradient), name
     assert torch.equal(seen["0"], h)  # the value is the one before the in-place change, and so is its gradient
+
+
+def test_an_output_whose_gradient_is_awaited_can_be_saved(tmp_path):
+    model = mlp()
+    with capture(model, "grad(2)", "grad(0)"), edit(model, {"grad(2)": changes.scale(2.0)}):
+        output = model(x)
+        torch.save(output, tmp_path / "output.pt")  # a warning would be an error here
+        output.sum().backward()
 
 
 @pytest.mark.parametrize("before", [True, False])

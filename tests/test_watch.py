@@ -440,6 +440,15 @@ def test_a_program_that_changes_its_directory(tmp_path, monkeypatch):
     assert len(run.open().steps()) == 4 and "└ tenterhook summary run " in run.verdict()
 
 
+def test_an_output_can_be_saved(tmp_path):
+    model = net()
+    with watch(model, to=tmp_path / "run", every=1):
+        output = model(torch.randn(2, 6))
+        torch.save(output, tmp_path / "output.pt")  # a warning would be an error here
+        output.sum().backward()
+    assert torch.equal(torch.load(tmp_path / "output.pt"), output)
+
+
 def test_parameters_can_be_swapped(tmp_path):
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tenterhook._address import covers
 from tenterhook._scope import Scope, graph_task, here, not_watching
 from tenterhook._sites import Site
-from tenterhook._tap import Tap, check_unchanged, later_site_first
+from tenterhook._tap import Tap, Unsaved, check_unchanged, later_site_first
 from tenterhook._tree import Omitted, Path, rebuild, version_of
 
 
@@ -354,7 +354,7 @@ class PlainGradients(Gradients):
         call = self.calls
         self.calls = call + 1
         self.is_view = self.is_view or last._is_view()
-        scope.add(last.register_hook(functools.partial(self.arrive, call, ())))
+        scope.add(last.register_hook(Unsaved(self.arrive, call, ())))
         if len(here()) > 1 and len(last._backward_hooks or ()) > 1:  # another session may edit it
             later_site_first(last, self)
         return None

@@ -177,7 +177,7 @@ class Tap(Hook):
             return
         self.is_view = self.is_view or tensor._is_view()
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
-        handle = tensor.register_hook(functools.partial(self.arrive, call, path))
+        handle = tensor.register_hook(Unsaved(self.arrive, call, path))
         self.scope.add(handle)
         if (self.changes or len(here()) != 1) and len(tensor._backward_hooks or ()) > 1:
             later_site_first(tensor, self)
@@ -316,6 +316,12 @@ class Before(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         given = {tensor.grad_fn for _, tensor in leaves(args)}
         self.tap.started[id(sys._getframe(1))] = Started(torch._C._autograd._get_sequence_nr(), given)
+
+
+class Unsaved(functools.partial[Any]):
+    """A hook on a tensor: torch.save leaves it out, and need not warn of that."""
+
+    __torch_unserializable__ = True
 
 
 def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:

@@ -105,6 +105,7 @@ class GradientHook:
     """On a tensor: measures its gradient, for all places at which the tensor was seen."""
 
     __slots__ = ("places", "recorder", "step")
+    __torch_unserializable__ = True  # torch.save leaves it out, and need not warn of that
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
