@@ -310,6 +310,14 @@ def test_without_a_step_nothing_was_checked():
     assert all(state.why for state in judge.states())
 
 
+@pytest.mark.parametrize("rule", ["loss spike", "loss is NaN"])
+def test_losses_that_were_not_seen_are_not_clean(rule):
+    judge = Judge([one for one in all_rules() if one.name == rule])
+    for number in range(200):
+        judge.look(Step(number, loss=1.0 if number % 2 else None, optimizers=frozenset((1,))))
+    assert judge.states() == [State(rule, "not checked", "the loss of 100 of 200 steps was not seen")]
+
+
 def test_persistent_is_told_once():
     often = Persistent(2, 3)
     assert [often.so("a", holds) for holds in (True, False, False, True, True, True)] == [False] * 4 + [True, False]

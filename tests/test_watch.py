@@ -414,6 +414,47 @@ def test_the_loss_is_not_what_autograd_grad_was_called_on(tmp_path):
     assert run.open().steps().column("loss").to_pylist() == pytest.approx(losses)
 
 
+class Heads(nn.Module):
+    """A head for each task, of which one is used at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 3) for _ in range(3)])
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.heads[self.calls % 3](self.body(x))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_losses_of_heads_in_turn(tmp_path, set_to_none, accumulate):
+    model, losses = Heads(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for x, y in batches(70):
+            optimizer.zero_grad(set_to_none)
+            losses.append(0.0)
+            for _ in range(accumulate):
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                losses[-1] += loss.item()
+            optimizer.step()
+    assert run.open().steps()["loss"].to_pylist() == losses
+
+
+def test_losses_once_the_head_is_frozen(tmp_path):
+    model, data = net(), batches(70)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        losses = train(model, data[:30], optimizer=optimizer)
+        model[4].requires_grad_(False)
+        losses += train(model, data[30:], optimizer=optimizer)
+    found = run.open().steps()["loss"].to_pylist()
+    assert found[30] is None and [*found[:30], losses[30], *found[31:]] == losses
+
+
 def test_models_are_let_go(tmp_path):
     import gc
     import weakref

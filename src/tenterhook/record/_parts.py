@@ -31,6 +31,7 @@ class Micro:
         self.scalars = Scalars()
         self.values: dict[int, Any] = {}
         self.tasks: set[int] = set()  # its backward passes
+        self.watched: set[int] = set()  # those of them that are seen in steps that are not sampled, too
         self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
         self.last: Any = None  # the hook of the module that was last called
@@ -60,6 +61,10 @@ class Part:
         self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
+
+    def is_watched(self) -> bool:
+        """Whether all its backward passes are seen if it is not sampled, too."""
+        return bool(self.micros[0].watched) and all(micro.watched >= micro.tasks for micro in self.micros)
 
     def close(self) -> None:
         """Nothing more comes: send what there is to the host."""

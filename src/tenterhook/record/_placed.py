@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tenterhook._handles import Hook
 from tenterhook.record._compiling import never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded
 from tenterhook.record._models import Model
 
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
@@ -40,9 +40,8 @@ class Placed:
         hook = RootHook(self._recorder, model, site, module)
         handles = self._outer if hasattr(module, "_orig_mod") else self._roots
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        self.watch_for_backward(
-            p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)
-        )
+        trained = [p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)]
+        self.watch_for_backward(trained[-1:])
         return hook
 
     def drop_roots(self) -> None:
@@ -56,12 +55,13 @@ class Placed:
         self._outer.append(module.register_forward_pre_hook(_Discovery(self._recorder)))
 
     def watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
-        """See every backward pass, also of steps that are not sampled, by one of these parameters."""
-        for parameter in list(parameters)[-1:]:  # the last layer's, whose gradient is there first
-            known = self._sentinels.get(id(parameter))
-            alive = known is not None and known.hooks_dict_ref() is not None
-            if not alive and parameter.is_leaf and parameter.requires_grad:
-                self._sentinels[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self._recorder))
+        """See backward passes, also of steps that are not sampled, by one more of these parameters."""
+        alive = {key: handle for key, handle in self._sentinels.items() if handle.hooks_dict_ref() is not None}
+        for parameter in reversed(list(parameters)):  # the last layer's gradient is there first
+            if id(parameter) not in alive and parameter.is_leaf and parameter.requires_grad:
+                alive[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self._recorder))
+                break
+        self._sentinels = alive
 
     def put_on(self) -> None:
         """A step is sampled: see what every module gives."""
@@ -107,13 +107,14 @@ class _Discovery(Hook):
 
 
 class _Sentinel:
-    """On one parameter of an optimizer: there was a backward pass, sampled or not."""
+    """On a parameter that gets a gradient: there was a backward pass, sampled or not."""
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
 
     @guarded
     def __call__(self, parameter: Tensor) -> None:
+        self.recorder.micro.watched.add(graph_task())
         self.recorder.saw_backward()
 
 

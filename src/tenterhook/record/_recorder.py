@@ -1,7 +1,7 @@
 """The recorder: sees calls, backward passes and optimizer steps, and hands on whole steps.
 
 It is told of everything by hooks that PyTorch offers: one on every module of a model while a step is sampled, one
-before every model's call, one on one parameter per optimizer (for the loss), and the global hooks around
+before every model's call, one on a parameter or a few per optimizer (for the loss), and the global hooks around
 `Optimizer.step`. Nothing of torch is patched. An error of its own switches it off and is said once.
 """
 
@@ -35,6 +35,7 @@ from tenterhook.record._weights import Weights
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
 _TOGETHER, _SAMPLES, _WAIT = 16, 4, 0.25
+_MISSED = 64  # backward passes of an optimizer after which nobody looks for a parameter that would tell of them
 
 
 class Recorder:
@@ -281,6 +282,8 @@ class Recorder:
     def _gradients_ready(self, optimizer: Optimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = self._know_optimizer(optimizer)
+        if not self.part.is_watched():
+            self._watch_for_backward(optimizer, weights)
         self.part.optimizers = frozenset((weights.serial,))
         self._note_scale(optimizer)
         self.part.rates = tuple(rate_of(group) for group in optimizer.param_groups if "lr" in group)
@@ -394,10 +397,15 @@ class Recorder:
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), weights)
         self._usual.add(id(optimizer))
         self.without_gradients = False
-        self._hooks.watch_for_backward(
-            [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        )
         return weights
+
+    def _watch_for_backward(self, optimizer: Optimizer, weights: Weights) -> None:
+        """A backward pass went by those parameters that tell of one: the next may come by another."""
+        if weights.missed < _MISSED and not (self._current and any(part.is_watched() for part in self._current.parts)):
+            weights.missed += 1
+            self._hooks.watch_for_backward(
+                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            )
 
     def _some_optimizer(self) -> bool:
         """Whether there is an optimizer that has not stepped yet."""

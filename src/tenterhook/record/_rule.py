@@ -63,6 +63,24 @@ class Checked:
         return None if self.has_looked else self.needs
 
 
+class OfLosses(Checked):
+    """A base for rules that look at the loss of every step: they have not checked it where many were not seen."""
+
+    steps = unseen = 0
+
+    def count(self, step: Step) -> None:
+        """Called with every step."""
+        self.steps += bool(step.optimizers)
+        self.unseen += bool(step.optimizers) and step.loss is None
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why not all was checked, or None."""
+        if self.has_looked and self.unseen > 0.05 * self.steps:
+            return f"the loss of {self.unseen:,} of {self.steps:,} steps was not seen"
+        return super().unchecked
+
+
 class Persistent:
     """Counts how often something held in the last few looks: `so(key, holds)` is true from `many` of `of` on."""
 

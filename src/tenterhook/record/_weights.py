@@ -21,6 +21,7 @@ class Weights:
     """What is known of one optimizer's parameters: whose they are, and their places."""
 
     serial = 0
+    missed = 0  # its steps before which no backward pass was seen
 
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
         self._models, self._places, self._what = models, places, what

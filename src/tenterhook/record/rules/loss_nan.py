@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Checked, Finding
+from tenterhook.record._rule import Finding, OfLosses
 from tenterhook.record._step import Step
 
 _SKIPS = 16
 
 
-class LossNan(Checked):
+class LossNan(OfLosses):
     """NaN or Inf, except where a GradScaler left the step out: there it may be the scale that overflowed."""
 
     name = "loss is NaN"
@@ -22,6 +22,7 @@ class LossNan(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once."""
+        self.count(step)
         if step.loss is None or self._found:
             return
         self.has_looked = True

@@ -5,14 +5,14 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Checked, Finding
+from tenterhook.record._rule import Finding, OfLosses
 from tenterhook.record._step import Step
 
 _WINDOW, _WARM, _SIGMAS, _TIMES, _FIRST, _SHARE = 128, 64, 6.0, 2.0, 20, 0.1
 _LOG_SIGMAS = 4.0
 
 
-class LossSpike(Checked):
+class LossSpike(OfLosses):
     """More than six standard deviations above the mean of the last 128 steps, and twice that mean.
 
     Late in training the loss is near zero and one hard batch is a hundred times that; so it must also rise by a tenth
@@ -33,6 +33,7 @@ class LossSpike(Checked):
     def look(self, step: Step) -> Iterator[Finding]:
         """The step at which it starts."""
         loss = step.loss
+        self.count(step)
         if loss is None or not math.isfinite(loss):
             return
         if not step.optimizers <= self._optimizers:  # another training begins
