@@ -102,6 +102,7 @@ FAULTS = [
     ("all-zero gradients", t.idle_head, "note", "spare.weight", "parameter_grad", 23, 23),
     ("parameter never trained", t.head_forgotten, "warn", "head.weight", "parameter", 11, 11),
     ("parameter never trained", partial(t.distilled, frozen=False), "note", "ema.0.weight", "parameter", 11, 11),
+    ("parameter never trained", t.unfrozen_later, "warn", "0.weight", "parameter", 31, 31),
     ("parameter never trained", partial(t.idle_head, in_loss=False), "note", "spare.weight", "parameter", 11, 11),
     ("update-to-weight ratio", t.too_fast, "warn", "2.weight", "update", 25, 35),
     ("update-to-weight ratio", t.too_slow, "warn", "0.weight", "update", 25, 30),
@@ -137,6 +138,7 @@ CLEAN = [
     ("all-zero gradients", t.lora),
     ("parameter never trained", t.distilled),
     ("parameter never trained", t.gan),
+    ("parameter never trained", partial(t.unfrozen_later, forgotten=False)),
     ("update-to-weight ratio", t.lora),
     ("update-to-weight ratio", t.rezero),
     ("update-to-weight ratio", t.converged),
@@ -207,6 +209,11 @@ def test_full_batches_are_no_more_than_a_note(seen_in):
 
 def test_one_hot_inputs_cannot_be_compared(seen_in):
     assert seen_in(t.one_hot).states["identical batches"].state == "not checked"
+
+
+def test_parameters_that_were_trainable_for_too_short_were_not_checked(tmp_path):
+    seen = record(partial(t.unfrozen_later, at=30), tmp_path, every=1)
+    assert seen.states["parameter never trained"].state == "not checked"
 
 
 def test_a_gan_has_no_one_loss_to_fall(seen_in):

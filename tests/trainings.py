@@ -905,6 +905,23 @@ def distilled(steps: int = 20, frozen: bool = True) -> Training:
     return model, train
 
 
+def unfrozen_later(at: int = 20, steps: int = 40, forgotten: bool = True) -> Training:
+    """The first layer is frozen for a while, and then the optimizer does not get it."""
+    model = mlp(64, 32, 10)
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.05)
+
+    def train() -> None:
+        for k, (x, y) in enumerate(batches(steps)):
+            if k == at:
+                model[0].requires_grad_(True)
+            if k == at + 3 and not forgotten:
+                optimizer.add_param_group({"params": model[0].parameters()})
+            step(optimizer, F.cross_entropy(model(x), y))
+
+    return model, train
+
+
 def rate_zero(steps: int = 16) -> Training:
     model = mlp(64, 32, 10)
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]

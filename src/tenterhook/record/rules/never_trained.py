@@ -21,7 +21,7 @@ _THEN = {
 class _Life:
     """What was seen of a parameter."""
 
-    samples: int = 0
+    samples: int = 0  # while it was trainable
     held: bool = False  # by an optimizer
     graded: bool = False
     moving: bool = False
@@ -42,12 +42,12 @@ class NeverTrained(Checked):
     """
 
     name = "parameter never trained"
-    needs = f"fewer than {_SAMPLES} sampled steps of an optimizer"
+    needs = f"fewer than {_SAMPLES} sampled steps of an optimizer, or of some parameters since they are trainable"
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str], _Life] = {}
         self._told: set[tuple[str, str]] = set()
-        self._known = 0  # parameters of a step that needed no more looking
+        self._known: list[bool] = []  # which were trainable in a step that needed no more looking
 
     def look(self, step: Step) -> Iterator[Finding]:
         """One finding for each reason, with the first of the parameters it holds for."""
@@ -56,29 +56,31 @@ class NeverTrained(Checked):
             then = "call optimizer.step() after backward()"
             self.has_looked = True
             yield Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
-        if not step.parameters or len(step.parameters) == self._known:
+        trainable = [one.trainable for one in step.parameters]
+        if not trainable or trainable == self._known:
             return
         present: dict[tuple[str, str], Parameter] = {}
         for one in step.parameters:  # once for each optimizer that has some of the model
             key = (one.model, one.site)
             life = self._lives.setdefault(key, _Life())
-            life.samples += key not in present
+            life.samples += one.trainable and key not in present
             life.held |= one.rate is not None
             life.graded |= one.has_gradient
             life.moving |= bool(one.rate)
             present[key] = one
-        ripe = [key for key in present if self._lives[key].samples >= _SAMPLES]
-        self.has_looked |= bool(ripe)
+        trained = [key for key, one in present.items() if one.trainable]
+        ripe = [key for key in trained if self._lives[key].samples >= _SAMPLES]
+        self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
         reasons: dict[str, list[Parameter]] = {}
         for key in ripe:
             reason = self._lives[key].reason
-            if reason and present[key].trainable and key not in self._told:
+            if reason and key not in self._told:
                 self._told.add(key)
                 reasons.setdefault(reason, []).append(present[key])
-        if len(ripe) == len(present):
-            self._known = len(step.parameters)
+        if self.has_looked:
+            self._known = trainable
         for reason, found in reasons.items():
-            size = sum(one.size for one in present.values() if one.trainable)
+            size = sum(present[key].size for key in trained)
             whole = reason == _RATE and not any(self._lives[key].moving for key in present)
             half = reason == _UNUSED and 2 * sum(one.size for one in found) > size
             yield self._finding(step, reason, found, "warn" if reason == _OUTSIDE or whole or half else "note")
