@@ -398,6 +398,15 @@ def test_optimizers_of_many_kinds(tmp_path):
     assert len(run.open().steps()) == 6 and run.open().rank_info()["failed"] is None
 
 
+def test_an_optimizer_that_could_not_be_made_is_left_alone(tmp_path):
+    model = net()
+    with pytest.raises(ValueError, match="learning rate") as kept:
+        torch.optim.SGD(model.parameters(), lr=-1)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, batches(12))
+    assert kept and len(run.open().steps()) == 12 and run.open().rank_info()["failed"] is None
+
+
 def test_the_loss_is_not_what_autograd_grad_was_called_on(tmp_path):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

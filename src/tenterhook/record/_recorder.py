@@ -464,9 +464,10 @@ def rate_of(group: dict[str, Any]) -> float:
 
 
 def _optimizers() -> Iterator[Optimizer]:
-    """All that there are, less those that only pass calls on. Not by isinstance, which runs code of the objects."""
+    """All that there are, less those that only pass calls on, and those that raised while they were made."""
     for thing in gc.get_objects():
-        if issubclass(type(thing), Optimizer) and getattr(type(thing).step, "hooked", False):
+        is_one = issubclass(type(thing), Optimizer)  # isinstance would run code of the objects
+        if is_one and getattr(type(thing).step, "hooked", False) and hasattr(thing, "param_groups"):
             yield thing
 
 
