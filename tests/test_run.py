@@ -1,5 +1,6 @@
 """`tenterhook run` with real scripts in real processes. Those under `scripts/` are written as people write them."""
 
+import gc
 import itertools
 import json
 import math
@@ -324,6 +325,25 @@ def test_a_program_that_changes_its_directory(zygote, tmp_path):
     done = zygote(*RUN, "-c", MOVES, cwd=tmp_path)
     assert recorded(latest(tmp_path)) == losses(done) and not list((tmp_path / "elsewhere").iterdir())
     assert "└ tenterhook summary .tenterhook/" in done.stderr.decode()
+
+
+MANY = """
+import torch
+for _ in range(60):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_one_model_after_the_other(zygote, tmp_path):
+    done = zygote(*RUN, "--every", "2", "--dense", "4", "-c", MANY, cwd=tmp_path)
+    run = latest(tmp_path)
+    assert [model["name"] for model in run.models] == ["model", *(f"model-{k}" for k in range(2, 33))]
+    assert run.rank_info()["steps"] == 180 and run.rank_info()["sampled"] < 150
+    assert "models after the first 32 were not recorded" in done.stderr.decode()
 
 
 @pytest.mark.parametrize("word", ["break", "break-writing"])
@@ -735,6 +755,7 @@ def test_watch_twice_at_once(tmp_path):
 
 
 def test_watch_a_frozen_model_and_one_without_optimizer(tmp_path):
+    gc.collect()  # an optimizer of another test would be one that has not stepped yet
     model = build().requires_grad_(False)
     with watch(model, to=tmp_path / "a"), torch.no_grad():
         for _ in range(5):

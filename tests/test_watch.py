@@ -398,6 +398,21 @@ def test_optimizers_of_many_kinds(tmp_path):
     assert len(run.open().steps()) == 6 and run.open().rank_info()["failed"] is None
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_many_optimizers_over_the_same_parameters_are_not_always_new(tmp_path, again):
+    model = net()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2)]
+    with watch(model, to=tmp_path / "run") as run:
+        for k, (x, y) in enumerate(batches(120)):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if again else optimizers[k % 2]
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    sampled = [row["step"] for row in run.open().steps().to_pylist() if row["sampled"]]
+    assert sampled[-7:] == [50, 60, 70, 80, 90, 100, 110]
+    assert "fewer than 64 steps with a loss" in run.verdict() or not again
+
+
 def test_an_optimizer_that_could_not_be_made_is_left_alone(tmp_path):
     model = net()
     with pytest.raises(ValueError, match="learning rate") as kept:

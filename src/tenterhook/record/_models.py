@@ -16,6 +16,7 @@ from tenterhook.record._backward import frames_from
 
 _OURS = __name__.partition(".")[0]
 _MOST_FRAMES = 40
+MOST_MODELS = 32  # a program may make one after the other
 _lock = threading.Lock()
 
 
@@ -108,6 +109,7 @@ class Models:
 
     def __init__(self, selectors: tuple[str, ...] = ()) -> None:
         self.all: list[Model] = []
+        self.passed_over = 0
         self._selectors = selectors
         self._modules: dict[int, Any] = {}
 
@@ -125,16 +127,20 @@ class Models:
         self._remember(module)
         return model
 
-    def discover(self, module: nn.Module, frame: FrameType | None) -> Model:
-        """The model that a module that was called belongs to: itself, or one in a variable of the code that calls."""
+    def discover(self, module: nn.Module, frame: FrameType | None) -> Model | None:
+        """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.
+
+        None where there are too many already.
+        """
         name, whole = _around(module, frame)
-        for model in self.all:
-            if model.module() is whole:
-                model.look()
-                self._remember(whole)
-                self._modules[id(module)] = weakref.ref(module)
-                return model
-        found = self.add(name, whole)
+        found = next((model for model in self.all if model.module() is whole), None)
+        if found is not None:
+            found.look()
+        elif len(self.all) < MOST_MODELS:
+            found = self.add(name, whole)
+        else:
+            self.passed_over += 1
+        self._remember(whole)
         self._modules[id(module)] = weakref.ref(module)
         return found
 
@@ -143,7 +149,7 @@ class Models:
         name, whole = _largest(
             frame, lambda one: len(list(one.modules())) * any(p is parameter for p in one.parameters())
         )
-        if whole is not None and all(model.module() is not whole for model in self.all):
+        if whole is not None and len(self.all) < MOST_MODELS and all(model.module() is not whole for model in self.all):
             self.add(name, whole).compiled = True
 
     def parameter(self, tensor: Tensor) -> tuple[str, str, str] | None:

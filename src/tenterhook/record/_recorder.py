@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import graph_task, guarded, uninterrupted
-from tenterhook.record._models import Models
+from tenterhook.record._models import MOST_MODELS, Models
 from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
@@ -73,6 +73,7 @@ class Recorder:
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
+        self._weights: weakref.WeakKeyDictionary[Optimizer, Weights] = weakref.WeakKeyDictionary()  # of all there were
         self._ready: set[int] = set()  # those that are stepping
         self._wrappers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that only have another step
         self._globals: list[Any] = []
@@ -247,6 +248,8 @@ class Recorder:
         model = self.models.discover(module, sys._getframe(2))
         if is_compiled(module):
             self.without_modules()
+        if model is None:
+            return
         root = self._hooks.root(model, module)
         if self.sampling:
             self._hooks.take_off()
@@ -387,16 +390,21 @@ class Recorder:
             self.models.find_holder(first, sys._getframe(2))
         for key in [key for key, (reference, _) in self._optimizers.items() if _is_over(reference(), first)]:
             del self._optimizers[key]
+            if key in self._stepped:  # it had its turn
+                self._end_step()
             self._usual.discard(key)
-            self._stepped.discard(key)
-        weights = Weights(
-            self.models, self.places, self.what, not self._selects and (self._everything or not self.models.all)
-        )
-        weights.serial = self._serial = self._serial + 1
-        self.schedule.found(self.steps)  # what is new is looked at closely
+        weights = self._weights.get(optimizer) or self._new_weights(optimizer)
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), weights)
         self._usual.add(id(optimizer))
         self.without_gradients = False
+        return weights
+
+    def _new_weights(self, optimizer: Optimizer) -> Weights:
+        everything = not self._selects and (self._everything or not self.models.all)
+        weights = self._weights[optimizer] = Weights(self.models, self.places, self.what, everything)
+        weights.serial = self._serial = self._serial + 1
+        if self._serial <= MOST_MODELS:  # there may be a new one for every step
+            self.schedule.found(self.steps)  # what is new is looked at closely
         return weights
 
     def _watch_for_backward(self, optimizer: Optimizer, weights: Weights) -> None:

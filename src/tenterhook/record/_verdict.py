@@ -161,6 +161,8 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
     if left_out := info.get("passed_over"):
         what = f"{left_out:,} samples were left out to stay near the budget of {budget:.0%}"
         yield f"{what}, so that what came and went in between was not seen; --every N samples whatever it costs"
+    if info.get("further_models"):
+        yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):
         yield f"{many:,} values were not measured: sparse, or otherwise without numbers, or written into before"
     if schedule.get("sites") and not len(run.table("stats", 0)):

@@ -22,7 +22,7 @@ class LossNotFalling(Checked):
     needs = f"fewer than {_LOOK_AT} steps with a loss"
 
     def __init__(self) -> None:
-        self._optimizers: frozenset[int] = frozenset()
+        self._newest = 0  # of the optimizers
         self._losses: list[float] = []
         self._rates: list[float] = []
         self._look_at = _LOOK_AT
@@ -42,8 +42,8 @@ class LossNotFalling(Checked):
         if len(step.optimizers) > 1 and len(step.losses) > 1:  # as in a GAN
             self._several = "several optimizers, each with a loss of its own, whose sum need not fall"
             return
-        if not step.optimizers <= self._optimizers:  # another training begins
-            self._optimizers |= step.optimizers
+        if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins
+            self._newest = newest
             self._losses.clear()
             self._rates.clear()
         self._losses.append(step.loss)

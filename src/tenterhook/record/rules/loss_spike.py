@@ -28,7 +28,7 @@ class LossSpike(OfLosses):
         self._sum = 0.0
         self._first: list[float] = []
         self._quiet_until = 0
-        self._optimizers: frozenset[int] = frozenset()
+        self._newest = 0  # of the optimizers
 
     def look(self, step: Step) -> Iterator[Finding]:
         """The step at which it starts."""
@@ -36,8 +36,8 @@ class LossSpike(OfLosses):
         self.count(step)
         if loss is None or not math.isfinite(loss):
             return
-        if not step.optimizers <= self._optimizers:  # another training begins
-            self._optimizers |= step.optimizers
+        if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins
+            self._newest = newest
             self._past.clear()
             self._first.clear()
             self._sum = 0.0
