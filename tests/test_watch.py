@@ -1,9 +1,11 @@
 """watch: the recorded numbers against those that a twin training computes by itself, with hooks written by hand."""
 
+import contextlib
 import copy
 import math
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -313,8 +315,6 @@ def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypa
 
 
 def test_a_selective_checkpoint_does_not_see_what_we_do(tmp_path):
-    from functools import partial
-
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     linear, tanh = nn.Linear(6, 6), nn.Tanh()
@@ -477,6 +477,72 @@ def test_losses_once_the_head_is_frozen(tmp_path):
         losses += train(model, data[30:], optimizer=optimizer)
     found = run.open().steps()["loss"].to_pylist()
     assert found[30] is None and [*found[:30], losses[30], *found[31:]] == losses
+
+
+def test_several_losses_at_once_are_added_up(tmp_path):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for x, y in batches(25):
+            output = model(x)
+            both = [F.cross_entropy(output, y), output.square().mean().reshape(1)]
+            torch.autograd.backward(both)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(sum(one.item() for one in both))
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
+def test_a_complex_loss_is_unknown(tmp_path):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(3):
+            torch.fft.fft(model(torch.randn(2, 4))).sum().backward(torch.tensor(1 + 0j))
+            optimizer.step()
+    assert run.open().rank_info()["failed"] is None
+    assert run.open().steps()["loss"].to_pylist() == [None] * 3
+
+
+def backward(model, optimizer, x, y, found, fail=False):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    found.append(loss.item())
+    if fail and len(found) == 2:
+        raise ZeroDivisionError
+    return loss
+
+
+def test_a_step_that_raises_is_left_out(tmp_path):
+    model, losses = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for k, (x, y) in enumerate(batches(30)):
+            backward(model, optimizer, x, y, losses)
+            if k == 5:
+                handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.step()
+                handle.remove()
+                losses.pop()
+            else:
+                optimizer.step()
+    assert run.open().steps()["loss"].to_pylist() == losses
+    assert {row["calls"] for row in rows(run.open(), what="parameter_grad")} == {1}
+
+
+def test_a_step_that_raises_in_its_closure_is_left_out(tmp_path):
+    model, losses = net(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for k, (x, y) in enumerate(batches(30)):
+            found = []
+            with contextlib.suppress(ZeroDivisionError):
+                optimizer.step(partial(backward, model, optimizer, x, y, found, fail=k == 5))
+                losses.append(found[0])
+    assert len(losses) == 29 and run.open().steps()["loss"].to_pylist() == losses
 
 
 def test_models_are_let_go(tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import graph
@@ -44,13 +45,20 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def asked_for(frame: FrameType) -> tuple[bool, Tensor | None]:
-    """Whether a backward pass is one of autograd.grad(), as for a penalty; if not, the scalar that it was called on."""
+    """Whether a backward pass is one of autograd.grad(), as for a penalty; if not, the scalar that it was called on.
+
+    Of several it is their sum, for that is what the gradient is of.
+    """
     values = frame.f_locals  # of torch's own function, which is over soon
     if not values.get("kwargs", {}).get("accumulate_grad", True):
         return True, None
     outputs = values.get("t_outputs", ())
-    first = outputs[0] if outputs else None
-    return False, first if isinstance(first, Tensor) and first.numel() == 1 else None
+    if not all(isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex() for one in outputs):
+        return False, None
+    if len(outputs) == 1:
+        return False, outputs[0]
+    on_one = len({one.device for one in outputs}) == 1
+    return False, torch.stack([one.detach().view(()) for one in outputs]).sum() if on_one else None
 
 
 def classes_of(loss: Tensor) -> int | None:

@@ -30,7 +30,7 @@ from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
 from tenterhook.record._step import Step
-from tenterhook.record._stepping import Stepping
+from tenterhook.record._stepping import Stepping, is_stepping
 from tenterhook.record._weights import Weights
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
@@ -74,7 +74,7 @@ class Recorder:
         self._usual: set[int] = set()  # those of the one before
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._weights: weakref.WeakKeyDictionary[Optimizer, Weights] = weakref.WeakKeyDictionary()  # of all there were
-        self._ready: set[int] = set()  # those that are stepping
+        self._ready: dict[int, Micro] = {}  # those that are stepping, and since when
         self._wrappers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that only have another step
         self._globals: list[Any] = []
         self._everything = False  # whether whatever is called counts
@@ -185,7 +185,7 @@ class Recorder:
             self.micro.asking.add(task)
             return
         self.micro.tasks.add(task)
-        if self._ready:  # a closure that is called again within the step: the first one's loss counts
+        if self._ready and is_stepping(frame):  # a closure that is called again: the first one's loss counts
             return
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
@@ -204,6 +204,9 @@ class Recorder:
         if not self._concerns(optimizer):
             return None
         self._note_wrappers(optimizer)
+        failed = self._ready.pop(id(optimizer), None)
+        if failed in self.part.micros[:-1]:  # its last step has raised: what came before that is over
+            del self.part.micros[: self.part.micros.index(failed) + 1]
         at, closure = _closure(args, kwargs)
         if closure is None:
             self._gradients_ready(optimizer)
@@ -225,9 +228,8 @@ class Recorder:
 
     @guarded
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in self._ready:
+        if self._ready.pop(id(optimizer), None) is None:
             return
-        self._ready.discard(id(optimizer))
         if id(optimizer) not in self._optimizers:  # another one, that it wraps, has stepped for it
             return
         if self.part.sampled:
@@ -290,7 +292,7 @@ class Recorder:
         self.part.optimizers = frozenset((weights.serial,))
         self._note_scale(optimizer)
         self.part.rates = tuple(rate_of(group) for group in optimizer.param_groups if "lr" in group)
-        self._ready.add(id(optimizer))
+        self._ready[id(optimizer)] = self.micro
         if not self.part.sampled:
             return
         self.part.unscaled_late = getattr(optimizer, "grad_scale", None) is not None
@@ -369,7 +371,7 @@ class Recorder:
     def _note_wrappers(self, optimizer: Optimizer) -> None:
         """Others that are stepping, with the same parameters, only wrap this one: they do not count from now on."""
         first = _first(optimizer)
-        for key in self._ready.intersection(self._optimizers) - {id(optimizer)}:
+        for key in (self._ready.keys() & self._optimizers.keys()) - {id(optimizer)}:
             other = self._optimizers[key][0]()
             if other is not None and _is_over(other, first):
                 self._wrappers.add(other)

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -62,11 +63,16 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         recorder.after_step(optimizer, args, kwargs)
 
 
+def is_stepping(frame: FrameType | None) -> bool:
+    """Whether an optimizer's step is around a frame."""
+    return any(one.f_code.co_filename == _FILE for one in frames_from(frame))
+
+
 def _wait_for_others() -> None:
     """For a second at most: until no other thread is in an optimizer's step."""
     for _ in range(1000):
         frames = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
-        if not any(one.f_code.co_filename == _FILE for frame in frames for one in frames_from(frame)):
+        if not any(map(is_stepping, frames)):
             return
         time.sleep(0.001)
 
