@@ -798,6 +798,32 @@ def test_the_units_of_a_convolution_are_its_channels(norm, tmp_path):
     assert dead_in(tokens, tmp_path / "tokens", 8, 6, 4) == [pytest.approx(0.75)] * 5
 
 
+class Moved(nn.Module):
+    """Its channels are last."""
+
+    def __init__(self, layer, move):
+        super().__init__()
+        self.layer, self.move, self.relu, self.last = layer, move, nn.ReLU(), nn.Linear(20, 2)
+        nn.init.constant_(layer.bias[:15], -50.0)
+
+    def forward(self, x):
+        return self.last(self.relu(self.move(self.layer(x))))
+
+
+@pytest.mark.parametrize(
+    ("layer", "move", "shape"),
+    [
+        (nn.Linear(4, 20), lambda h: h, (8, 5, 6, 4)),
+        (nn.Conv1d(4, 20, 3), lambda h: h.transpose(1, 2), (8, 4, 9)),
+        (nn.Conv1d(4, 20, 3), lambda h: h.permute(2, 0, -2), (8, 4, 9)),
+        (nn.Conv2d(4, 20, 3), lambda h: h.flatten(2).transpose(1, -1), (8, 4, 6, 6)),
+        (nn.Conv2d(4, 20, 3), lambda h: h.permute(0, 2, 3, 1).contiguous(), (8, 4, 6, 6)),
+    ],
+)
+def test_units_may_be_on_any_axis(layer, move, shape, tmp_path):
+    assert dead_in(Moved(layer, move), tmp_path, *shape) == [pytest.approx(0.75)] * 5
+
+
 def test_a_value_that_is_no_number_does_not_silence_a_unit(tmp_path):
     class Broken(nn.Module):
         def forward(self, x):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import signal
 import threading
 import time
@@ -144,8 +145,8 @@ class OutputHook(Hook):
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
-        # By the module before: over how many calls, which units have fired, and whether these are channels.
-        self._alive: dict[str, tuple[int, Tensor | None, bool]] = {}
+        # By the module before: over how many calls, which units have fired, and on which axis these are.
+        self._alive: dict[str, tuple[int, Tensor | None, int]] = {}
 
     @guarded
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -210,33 +211,47 @@ class OutputHook(Hook):
             return
         if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
-        calls, alive, has_channels = self._alive.get(use, (0, None, False))
-        if calls == 0:
-            has_channels = tensor.dim() > 3 or (tensor.dim() == 3 and comes_from_convolution(tensor))
-        tensor, units = tensor.detach(), tensor.shape[1 if has_channels else -1]
+        calls, alive, axis = self._alive.get(use, (0, None, 0))
+        if calls == 0 or axis >= tensor.dim():
+            axis = axis_of_units(tensor)
+        tensor, units = tensor.detach(), tensor.shape[axis]
         if alive is None or alive.numel() != units or alive.device != tensor.device:
             calls, alive = 0, torch.zeros(units, dtype=torch.bool, device=tensor.device)
-        outer = len(tensor) if has_channels else tensor.numel() // units
+        outer = math.prod(tensor.shape[:axis])
         if is_plain(tensor):
             mark_firing(tensor, outer, tensor.numel() // (outer * units), alive)
         else:
             alive = alive | (tensor.reshape(outer, units, -1) > 0).any(2).any(0)
-        self._alive[use] = calls + 1, alive, has_channels
+        self._alive[use] = calls + 1, alive, axis
         if calls + 1 == _WINDOW:
             micro.scalars.add(("dead", place, use), 1 - alive.double().mean())
             del self._alive[use]
 
 
-def comes_from_convolution(tensor: Tensor) -> bool:
-    """Whether a value is that of a convolution, but for a normalization and the like, as far as its graph says."""
-    node = tensor.grad_fn
+def axis_of_units(tensor: Tensor) -> int:
+    """The channels of a convolution, or the features of a linear layer, but for a normalization and the like behind it.
+
+    The graph tells, also where axes have changed places since. Where it does not, images have channels.
+    """
+    axes = list(range(tensor.dim()))  # where those of the value are in what a node is given
+    node: Any = tensor.grad_fn
     for _ in range(6):
-        if node is None or "Convolution" in node.name():
-            return node is not None
-        if "mm" in node.name().lower():
-            return False
-        node = node.next_functions[0][0] if node.next_functions else None
-    return False
+        name = "" if node is None else node.name()
+        if "Convolution" in name:
+            return axes.index(1)
+        if "mm" in name.lower() or "Linear" in name:
+            return axes.index(len(axes) - 1)
+        if name == "TransposeBackward0":
+            one, other = (_signed(dim) % len(axes) for dim in (node._saved_dim0, node._saved_dim1))
+            axes = [{one: other, other: one}.get(axis, axis) for axis in axes]
+        elif name == "PermuteBackward0" and len(node._saved_dims) == len(axes):
+            axes = [_signed(node._saved_dims[axis]) % len(axes) for axis in axes]
+        node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return 1 if len(axes) > 3 else len(axes) - 1
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number  # as torch keeps -1 in its graph
 
 
 class WriteHook(Hook):
