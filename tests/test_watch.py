@@ -545,6 +545,25 @@ def test_a_step_that_raises_in_its_closure_is_left_out(tmp_path):
     assert len(losses) == 29 and run.open().steps()["loss"].to_pylist() == losses
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_layer_that_is_exchanged_is_recorded(tmp_path, every):
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=every) as run:
+        losses = train(model, batches(25), optimizer=optimizer)
+        model[1], model[2] = nn.ReLU(), nn.Linear(16, 3)
+        nn.init.constant_(model[0].bias, -50.0)
+        optimizer.add_param_group({"params": model[2].parameters()})
+        losses += train(model, batches(300), optimizer=optimizer)
+    found = run.open()
+    assert found.steps()["loss"].to_pylist() == losses
+    outputs = [row["step"] for row in rows(found, site="0", what="output")]
+    for what in ("output", "output_grad", "parameter"):
+        site = "2.weight" if what == "parameter" else "2"
+        assert [row["step"] for row in rows(found, site=site, what=what)] == outputs
+    assert ("dead ReLU", "1") in [(f.rule, f.place.site) for f in run.findings if f.place]
+
+
 def test_models_are_let_go(tmp_path):
     import gc
     import weakref

@@ -28,10 +28,19 @@ def never_compile(*functions: Any) -> None:
 
 
 class Compiling:
-    """Calls `wrapped` with a module that torch.compile has wrapped, and `starts` when it begins to compile."""
+    """Calls `wrapped` with a module that torch.compile has wrapped, and `starts` when it begins to compile.
 
-    def __init__(self, wrapped: Callable[[nn.Module], None], starts: Callable[[], None], all_code: bool) -> None:
-        self._wrapped, self._starts = wrapped, starts
+    `grows` is called with every other module that gets a new part, before it has it.
+    """
+
+    def __init__(
+        self,
+        wrapped: Callable[[nn.Module], None],
+        starts: Callable[[], None],
+        grows: Callable[[nn.Module], None],
+        all_code: bool,
+    ) -> None:
+        self._wrapped, self._starts, self._grows = wrapped, starts, grows
         self._modules = register_module_module_registration_hook(self._registered)
         if all_code:  # two seconds; every optimizer does this import too, when it is made
             import torch._dynamo.callback  # noqa: F401
@@ -50,6 +59,8 @@ class Compiling:
     def _registered(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
         if name == "_orig_mod":
             self._wrapped(module)
+        else:
+            self._grows(module)
 
     def _started(self, facts: object) -> None:
         self._starts()

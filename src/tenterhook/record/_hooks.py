@@ -139,6 +139,7 @@ class OutputHook(Hook):
         self.recorder = recorder
         self.model = model
         self.site = site
+        self.module = weakref.ref(module)
         self.kind = type(module).__name__
         self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
         self._gradients: dict[tuple[Any, ...], int] = {}

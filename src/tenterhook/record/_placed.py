@@ -40,9 +40,13 @@ class Placed:
         hook = RootHook(self._recorder, model, site, module)
         handles = self._outer if hasattr(module, "_orig_mod") else self._roots
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self.watch_last(module)
+        return hook
+
+    def watch_last(self, module: nn.Module) -> None:
+        """See backward passes by the last parameter of a model."""
         trained = [p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)]
         self.watch_for_backward(trained[-1:])
-        return hook
 
     def drop_roots(self) -> None:
         """Count calls no longer."""
@@ -76,13 +80,15 @@ class Placed:
                 if module is not None and not isinstance(module, torch.jit.ScriptModule):
                     key = next(_ids)
                     self._on.append((module._forward_hooks, key))
-                    module._forward_hooks[key] = model.hooks.get(site) or self._new_hook(model, site, module)
+                    module._forward_hooks[key] = self._hook(model, site, module)
                     if getattr(module, "inplace", False) is True:
                         self._on.append((module._forward_pre_hooks, key))
                         module._forward_pre_hooks[key] = self._writes
 
-    def _new_hook(self, model: Model, site: str, module: nn.Module) -> OutputHook:
-        hook = model.hooks[site] = OutputHook(self._recorder, model, site, module)
+    def _hook(self, model: Model, site: str, module: nn.Module) -> Any:
+        hook = model.hooks.get(site)
+        if hook is None or hook.module() is not module:  # it was exchanged
+            hook = model.hooks[site] = OutputHook(self._recorder, model, site, module)
         return hook
 
     def take_off(self) -> None:

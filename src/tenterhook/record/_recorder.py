@@ -84,6 +84,7 @@ class Recorder:
         self._last_loss: Any = None
         self._began_in = -1  # the backward pass in which the part has begun
         self._has_optimizer: bool | None = None
+        self._stale = False  # whether a module of a model was exchanged
         self._only: Optimizer | None = None
         self._others: list[Any] = []
         self._serial = 0
@@ -103,7 +104,7 @@ class Recorder:
         self.on = True
         self._hooks.discovers = self._everything = discover
         self._only = optimizer
-        self._globals = [Stepping(self), Compiling(self._wrapped, self._compiles, all_code=discover)]
+        self._globals = [Stepping(self), Compiling(self._wrapped, self._compiles, self._grows, all_code=discover)]
         _forked.add(self)
         for name, module in models:
             model = self.models.add(name, module)
@@ -160,6 +161,8 @@ class Recorder:
 
     def begin_root_call(self) -> None:
         """A model is called: where there is no optimizer, calls are the steps."""
+        if self._stale:
+            self._look_again()
         trains = torch.is_grad_enabled()
         if not trains and not self.without_gradients:
             if self._optimizers or self.micro.tasks or self._some_optimizer():
@@ -265,6 +268,18 @@ class Recorder:
             self.without_modules()
             if self._everything:
                 self._hooks.discover_by(module)
+
+    def _grows(self, module: nn.Module) -> None:
+        """A module gets a new part: that is looked at when the model is called next."""
+        self._stale = self._stale or self.models.knows(module)
+
+    def _look_again(self) -> None:
+        self._stale = False
+        for module in self.models.look():
+            self._hooks.watch_last(module)
+        if self.sampling:
+            self._hooks.take_off()
+            self._hooks.put_on()
 
     @guarded
     def _compiles(self) -> None:
