@@ -128,6 +128,7 @@ CLEAN = [
     ("saturated sigmoid or tanh", t.gan),
     ("BatchNorm mode", t.frozen_norms),
     ("BatchNorm mode", t.validated),
+    ("BatchNorm mode", t.own_teacher),
     ("identical batches", t.same_mask),
     ("gradient spike", t.small_loss),
     ("vanishing gradients", t.lora),

@@ -617,6 +617,22 @@ def validated(steps: int = 20) -> Training:
     return model, train
 
 
+def own_teacher(steps: int = 20) -> Training:
+    """A model is trained, and then teaches another one."""
+    teacher, student = (nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)) for _ in range(2))
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(teacher.parameters(), lr=0.01)
+        for x, y in batches(steps):
+            step(optimizer, F.cross_entropy(teacher(x), y))
+        teacher.eval()
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+        for x, _ in batches(steps):
+            step(optimizer, F.cross_entropy(student(x), teacher(x).detach().softmax(1)))
+
+    return nn.ModuleList([teacher, student]), train
+
+
 # Batches.
 
 

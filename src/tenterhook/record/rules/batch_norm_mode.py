@@ -10,7 +10,10 @@ _SAMPLES = 8
 
 
 class BatchNormMode(Checked):
-    """In eval mode in a training step, where it was in training mode before: a train() is missing after validation."""
+    """In eval mode in a training step, where it was in training mode before: a train() is missing after validation.
+
+    Only where a gradient comes by and its model is trained: a teacher may have been trained before, and is not now.
+    """
 
     name = "BatchNorm mode"
     needs = "no BatchNorm was called"
@@ -29,6 +32,7 @@ class BatchNormMode(Checked):
         wrong = [site for site, training in step.training.items() if not training]
         if len(wrong) < len(step.training):
             self._trained |= {site for site, training in step.training.items() if training}
+        wrong = wrong and _trained_through(step, wrong)
         if not wrong:
             return
         changed = [site for site in wrong if site in self._trained]
@@ -51,3 +55,10 @@ class BatchNormMode(Checked):
     def _is_trainable(self, step: Step, sites: list[tuple[str, str]]) -> bool:
         weights = {(model, f"{site}.weight") for model, site in sites}
         return any((p.model, p.site) in weights and p.trainable and p.rate for p in step.parameters)
+
+
+def _trained_through(step: Step, sites: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those that a gradient comes by, of models whose parameters get some; all, where no gradients were recorded."""
+    reached = {(place.model, place.site) for place in step.of("output_grad").places} or set(sites)
+    trained = {place.model for place in step.of("parameter_grad").places} or {model for model, _ in sites}
+    return [site for site in sites if site in reached and site[0] in trained]
