@@ -743,6 +743,20 @@ def test_an_optimizer_that_wraps_another_does_not_count(tmp_path):
     assert {row["calls"] for row in rows(found, what="update")} == {1}
 
 
+def test_sampling_that_begins_within_a_step(tmp_path):
+    class Both(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for _ in range(3):
+                inner.step()
+
+    model = net()
+    inner, outer = torch.optim.SGD(model[0].parameters(), lr=0.1), Both(model[4].parameters(), {"lr": 0.1})
+    with watch(model, to=tmp_path / "run") as run:
+        train(model, batches(25), optimizer=inner)
+        train(model, batches(25), optimizer=outer)
+    assert run.open().rank_info()["failed"] is None
+
+
 def test_optimizers_that_step_inside_the_backward_pass_leave_no_step_too_many(tmp_path):
     model = net()
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}

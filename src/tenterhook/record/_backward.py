@@ -53,12 +53,12 @@ def asked_for(frame: FrameType) -> tuple[bool, Tensor | None]:
     if not values.get("kwargs", {}).get("accumulate_grad", True):
         return True, None
     outputs = values.get("t_outputs", ())
-    if not all(isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex() for one in outputs):
-        return False, None
+    for one in outputs:
+        if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex() or one.device != outputs[0].device:
+            return False, None
     if len(outputs) == 1:
         return False, outputs[0]
-    on_one = len({one.device for one in outputs}) == 1
-    return False, torch.stack([one.detach().view(()) for one in outputs]).sum() if on_one else None
+    return False, torch.stack([one.detach().view(()) for one in outputs]).sum()
 
 
 def classes_of(loss: Tensor) -> int | None:

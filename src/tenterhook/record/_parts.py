@@ -64,7 +64,10 @@ class Part:
 
     def is_watched(self) -> bool:
         """Whether all its backward passes are seen if it is not sampled, too."""
-        return bool(self.micros[0].watched) and all(micro.watched >= micro.tasks for micro in self.micros)
+        for micro in self.micros:
+            if not micro.watched >= micro.tasks:
+                return False
+        return bool(self.micros[0].watched)
 
     def close(self) -> None:
         """Nothing more comes: send what there is to the host."""

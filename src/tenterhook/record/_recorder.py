@@ -208,7 +208,7 @@ class Recorder:
             return None
         self._note_wrappers(optimizer)
         failed = self._ready.pop(id(optimizer), None)
-        if failed in self.part.micros[:-1]:  # its last step has raised: what came before that is over
+        if failed is not None and failed in self.part.micros[:-1]:  # its last step has raised: what led to it is over
             del self.part.micros[: self.part.micros.index(failed) + 1]
         at, closure = _closure(args, kwargs)
         if closure is None:

@@ -29,7 +29,7 @@ class Weights:
         self._known: tuple[int, ...] = ()
         self._mine: list[int] = []  # which of the optimizer's parameters
         self._tensors: list[Tensor] = []
-        self._numbers: dict[str, list[list[int]]] = {}
+        self._numbers: dict[str, list[list[int]]] = {"update": []}  # by kind, once it was looked at
         self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
         self._kept: dict[int, Tensor] = {}
         self._samples = 0
