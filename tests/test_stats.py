@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenterhook.record._gather import Gather
+from tenterhook.record._gather import Gather, version_of
 from tenterhook.record._parts import divided
 from tenterhook.record._step import Histograms, Rows
 from tenterhook.stats import BINS, NUMBERS, Stats, _native
@@ -22,7 +22,7 @@ def measured(*tensors):
     """The statistics of each tensor, as a recorded step would have them."""
     gather = Gather(set())
     for i, tensor in enumerate(tensors):
-        gather.add([i], tensor)
+        gather.add([i], tensor, version_of(tensor))
     gather.settle()
     found = {}
     for block in gather.blocks:
@@ -219,14 +219,14 @@ def test_complex_counts_its_parts():
 def test_what_cannot_be_measured_is_counted(layout):
     gather = Gather(set())
     if layout == "vmap":
-        torch.vmap(lambda x: gather.add([0], x) or x)(torch.randn(3, 4))
+        torch.vmap(lambda x: gather.add([0], x, 0) or x)(torch.randn(3, 4))
     else:
         made = {
             "sparse": lambda: torch.eye(3).to_sparse(),
             "meta": lambda: torch.empty(3, device="meta"),
             "quantized": lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
         }
-        gather.add([0], made[layout]())
+        gather.add([0], made[layout](), 0)
     gather.settle()
     assert gather.skipped == 1 and not gather.blocks
 
@@ -242,7 +242,7 @@ def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_th
     at_once = set()
     for expected in ([], [10.0], [10.0]):
         value, gather = torch.ones(10), Gather(at_once)
-        gather.add([7], value)
+        gather.add([7], value, version_of(value))
         value.zero_()
         gather.settle()
         rows = [row for block in gather.blocks for its, row in zip(block.places, block.arrays()[0], strict=True) if its]
@@ -253,7 +253,7 @@ def test_a_value_that_was_written_into_is_lost_once_and_measured_at_once_from_th
 def test_what_becomes_of_a_value_later_is_nothing_to_us(sheet, write):
     for _ in range(3):
         value, gather = torch.full((1_000_000,), 2.0), Gather(set())
-        gather.add([7], value)
+        gather.add([7], value, version_of(value))
         if write == "zero_":
             value.zero_()
         elif write == "data":
@@ -279,7 +279,7 @@ def test_a_tensor_without_memory_is_counted_as_not_measured(way_of_freeing, way)
     else:
         value.untyped_storage().resize_(0)
     gather = Gather(set())
-    gather.add([0], shown)
+    gather.add([0], shown, version_of(shown))
     gather.settle()
     assert gather.skipped + gather.lost == 1 and not any(any(block.places) for block in gather.blocks)
 

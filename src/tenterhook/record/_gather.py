@@ -109,13 +109,18 @@ class Gather:
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._sheets: list[Sheet] = []
         self._launched: dict[Any, list[tuple[list[list[int]], Tensor, Tensor]]] = {}  # rows that are on devices
-        self._bytes = self._rows = 0
+        self._bytes = self._rows = self._room = 0
 
-    def add(self, places: list[int], tensor: Tensor, has_version: bool = True) -> None:
-        """Measure a tensor, now if nothing tells of a change; to `places` more can be added until it is settled."""
-        now = not has_version or (bool(self._at_once) and not self._at_once.isdisjoint(places))
-        self._take(places, tensor)
-        if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= _room(tensor.device)):
+    def add(self, places: list[int], tensor: Tensor, version: int) -> None:
+        """Measure a tensor, now if nothing tells of a change (-1); more `places` can be added until it is settled."""
+        if self._rows < _MOST and is_plain(tensor):
+            self._rows += 1
+            if not self._sheets or not self._sheets[-1].add(places, tensor):
+                self._new_sheet().add(places, tensor)
+            return
+        self._take(places, tensor, version)
+        now = version < 0 or (bool(self._at_once) and not self._at_once.isdisjoint(places))
+        if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= self._room):
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
@@ -125,7 +130,7 @@ class Gather:
         if len(plain) < len(tensors):
             rest = set(range(len(tensors))).difference(plain)
             for i in sorted(rest):
-                self._take(places[i], tensors[i])
+                self._take(places[i], tensors[i], version_of(tensors[i]))
 
     def add_plain(
         self,
@@ -137,7 +142,7 @@ class Gather:
         """The same for plain ones; each less another, or copied to another in passing."""
         start = 0
         while start < len(tensors):
-            sheet = self._sheet()
+            sheet = self._sheets[-1] if self._sheets and self._sheets[-1].room else self._new_sheet()
             some = slice(start, start + sheet.room)
             sheet.add_all(places[some], tensors[some], (minus or [])[some], (copies or [])[some])
             start = some.stop
@@ -159,19 +164,15 @@ class Gather:
             with unrecorded():
                 self._launched.setdefault(tensors[0].device, []).append((places, *memory["plan"].measure()))
 
-    def _sheet(self) -> Sheet:
-        if not self._sheets or not self._sheets[-1].room:
-            self._sheets.append(new_sheet())
+    def _new_sheet(self) -> Sheet:
+        self._sheets.append(new_sheet())
         return self._sheets[-1]
 
-    def _take(self, places: list[int], tensor: Tensor) -> None:
+    def _take(self, places: list[int], tensor: Tensor, version: int) -> None:
         if self._rows >= _MOST:  # calls and calls, and never a step
             self.skipped += 1
             return
         self._rows += 1
-        if is_plain(tensor):
-            self._sheet().add(places, tensor)
-            return
         usual = tensor.dtype in _READY and type(tensor) in _USUAL and (tensor.is_cuda or tensor.is_cpu)
         usual = usual and tensor.layout is torch.strided and not tensor.is_nested
         if not (usual and tensor.is_contiguous()) or is_wrapped(tensor) or not has_values(tensor):
@@ -179,16 +180,17 @@ class Gather:
             if values is None or not (values.is_cuda or values.is_cpu) or not has_values(values):
                 self.skipped += 1
                 return
-            tensor = values
+            tensor, version = values, version_of(values)
         if tensor.is_cpu and tensor.dtype is not torch.float64 and is_native():
-            self._sheet().add(places, tensor.detach().float())  # its memory may be the tensor's own
+            self.add_plain([places], [tensor.detach().float()])  # its memory may be the tensor's own
             return
         if tensor.is_cpu and tensor.numel() > SMALL:
             self._large.append((places, measure_large(_flat(tensor))))
             return
-        if not self._waiting and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # a CUDA graph: nothing is computed yet
-        version = -1 if tensor.is_inference() else tensor._version
+        if not self._waiting:
+            if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+                return  # a CUDA graph: nothing is computed yet
+            self._room = _room(tensor.device)
         self._waiting.append((places, tensor.detach() if tensor.requires_grad else tensor, version))
         self._bytes += tensor.nbytes
 
@@ -253,9 +255,17 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_nested
         and not is_wrapped(tensor)
         and not tensor.is_neg()
+        and (tensor.data_ptr() >= _LOW or has_values(tensor))
         and is_native()
-        and has_values(tensor)
     )
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that changes with every write into a tensor; -1 if there is none."""
+    try:
+        return tensor._version
+    except RuntimeError:  # of inference mode
+        return -1
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tenterhook._handles import Hook
 from tenterhook._replay import saves_hooked, unrecorded
 from tenterhook._tree import children
-from tenterhook.record._gather import is_plain, is_wrapped
+from tenterhook.record._gather import is_plain, is_wrapped, version_of
 from tenterhook.stats._native import mark_firing
 
 graph_task = torch._C._current_graph_task_id
@@ -93,7 +93,7 @@ class Value:
 
     def __init__(self, tensor: Tensor, places: list[int]) -> None:
         self.tensor = weakref.ref(tensor)
-        self.version = -1 if tensor.is_inference() else tensor._version
+        self.version = version_of(tensor)
         self.places = places
         self.gradient: GradientHook | None = None
 
@@ -129,7 +129,7 @@ class GradientHook:
             known.places += self.places
         else:
             known = values[id(grad)] = Value(grad, [*self.places])  # for itself: more can be added to it
-            micro.gather.add(known.places, grad, known.version >= 0)
+            micro.gather.add(known.places, grad, known.version)
 
 
 class OutputHook(Hook):
@@ -181,7 +181,7 @@ class OutputHook(Hook):
         else:
             known = micro.values[id(tensor)] = Value(tensor, [place])
             if recorder.measures_outputs:
-                micro.gather.add(known.places, tensor, known.version >= 0)
+                micro.gather.add(known.places, tensor, known.version)
         if recorder.measures_gradients and tensor.requires_grad:
             if known.gradient is None:
                 known.gradient = GradientHook(recorder)
@@ -308,4 +308,4 @@ class RootHook(Hook):
                 site = self.site + ":in" + "".join(f"[{part}]" for part in path)
                 place = recorder.places.number(self.model.name, site, "input", self.kind, tensor.dtype)
                 known = Value(tensor, [place])
-                recorder.micro.gather.add(known.places, tensor, known.version >= 0)
+                recorder.micro.gather.add(known.places, tensor, known.version)

@@ -56,19 +56,24 @@ class Sheet:
     def __init__(self, rows: int = _SHEET) -> None:
         self.numbers, self.bins = np.empty((rows, len(NUMBERS))), np.empty((rows, BINS), np.int32)
         self._at = self.numbers.ctypes.data, self.bins.ctypes.data
-        self._code = _compiled()
+        self._rows, self._code = rows, _compiled()
+        self._one = self._code.one
         self.places: list[list[int]] = []
 
     @property
     def room(self) -> int:
         """How many rows are left."""
-        return len(self.numbers) - len(self.places)
+        return self._rows - len(self.places)
 
-    def add(self, places: list[int], tensor: Tensor) -> None:
-        """Measure contiguous float32 values."""
+    def add(self, places: list[int], tensor: Tensor) -> bool:
+        """Measure contiguous float32 values; False where there is no room."""
         k = len(self.places)
+        if k == self._rows:
+            return False
         self.places.append(places)
-        self._code.one(tensor.data_ptr(), tensor.numel(), self._at[0] + k * _ROW, self._at[1] + k * _BINS)
+        numbers, bins = self._at
+        self._one(tensor.data_ptr(), tensor.numel(), numbers + k * _ROW, bins + k * _BINS)
+        return True
 
     def add_all(
         self,
