@@ -1,5 +1,6 @@
 """edit: values at outputs, inputs, leaves, calls, parameters and buffers; what must not leak; what is refused."""
 
+import contextlib
 import copy
 import threading
 import warnings
@@ -1110,7 +1111,7 @@ def test_a_change_that_failed_once_and_was_swallowed_is_told(takes_site):
         calls.append(v)
         return v * 2 if len(calls) != 2 else v[:, :2]
 
-    with pytest.warns(TenterhookWarning, match="inner: its change failed in 1 of 3 calls, and the model went on"):
+    with pytest.warns(TenterhookWarning, match="inner: its change failed in 1 of 3 calls, and the exception"):
         with edit(model, {"inner": change if takes_site else lambda v: change(v)}) as edits:
             for _ in range(3):
                 model(X)
@@ -1140,3 +1141,20 @@ def test_gradients_edited_after_the_reduction_have_figures():
         fc(X).sum().backward()
     (_, applied, _, largest, _) = next(iter(edits.report()))
     assert applied == "1×" and float(largest) == pytest.approx(float(fc.weight.grad.abs().max()) * 2 / 3, rel=1e-2)
+
+
+def test_a_failure_at_one_of_many_sites_is_told():
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(4, 3)
+
+        def forward(self, x):
+            with contextlib.suppress(RuntimeError):
+                self.a(x)
+            return self.b(x)
+
+    model = Tries()
+    with pytest.warns(TenterhookWarning, match="a was never edited: its change failed"):
+        with edit(model, {"*": add(torch.ones(3))}):
+            model(X)

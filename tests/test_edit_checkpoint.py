@@ -465,3 +465,51 @@ def test_what_came_after_an_edit_comes_after_it_in_the_recomputation_too(reentra
         return x.grad
 
     torch.testing.assert_close(go(True), go(False))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [{".": add(0.5), ".:in": add(0.3)}],
+        [{".:in": add(0.5), "grad(.)": scale(2.0)}],
+        [{".": add(0.5), "grad(.:in)": scale(2.0)}],
+        [{".": add(0.5)}, {".:in": add(0.3)}],
+        [{".:in": add(0.3)}, {".": add(0.5)}],
+        [{".": add(0.5), ".:in": add(0.3)}, {".": scale(2.0), ".:in": scale(3.0)}],
+    ],
+)
+@pytest.mark.parametrize("last_first", [True, False])
+def test_hooks_of_the_users_before_and_between_and_after_keep_their_places(reentrant, edits, last_first):
+    fc = nn.Linear(4, 4)
+
+    def go(checkpointed):
+        x, handles = X.clone().requires_grad_(), []
+
+        def users(number):
+            handles.append(fc.register_forward_hook(lambda module, args, out: out * number + out.sin()))
+            handles.append(fc.register_forward_pre_hook(lambda module, args: (args[0] * number + args[0].cos(),)))
+
+        users(1.1)
+        sessions = []
+        for i, one in enumerate(edits):
+            sessions.append(edit(fc, one))
+            sessions[-1].__enter__()
+            users(1.2 + i)
+        square = lambda x: fc(x).pow(2)  # noqa: E731
+        y = checkpoint(square, x, use_reentrant=reentrant) if checkpointed else square(x)
+        if not checkpointed:
+            y.sum().backward()
+        for session in reversed(sessions) if last_first else sessions:
+            session.__exit__(None)
+        if checkpointed:
+            keys = list(fc._forward_hooks), list(fc._forward_pre_hooks)
+            y.sum().backward()
+            assert keys == (list(fc._forward_hooks), list(fc._forward_pre_hooks))
+        for handle in handles:
+            handle.remove()
+        assert not fc._forward_hooks and not fc._forward_pre_hooks
+        fc.zero_grad()
+        return x.grad
+
+    torch.testing.assert_close(go(True), go(False))

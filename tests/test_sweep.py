@@ -357,3 +357,34 @@ def test_other_dtypes_and_values_that_are_not_finite(dtype):
     check(model, x, [{"0": scale(0.5)}, {"0": add(1.0)}])
     out = sweep(model, x, [{"0": scale(torch.nan)}, {"0": zero()}])
     assert out[0].isnan().all() and not out[1].any()
+
+
+def test_numbers_that_are_no_tensors_cannot_be_told_apart():
+    class Counts(nn.Module):
+        def __init__(self, of):
+            super().__init__()
+            self.fc, self.of = nn.Linear(4, 3), of
+
+        def forward(self, x):
+            h = self.fc(x)
+            return {"h": h, "about": self.of(h)}
+
+    x = torch.randn(2, 4)
+    for of in (lambda h: h.mean().item(), lambda h: h.argmax(-1).tolist()):
+        with pytest.raises(EditError, match="numbers that are no tensors"):
+            sweep(Counts(of), x, [{}, {"fc": zero()}])
+    assert sweep(Counts(lambda h: ["a", 1, None]), x, [{"fc": zero()}])[0]["about"] == ["a", 1, None]
+
+
+def test_what_fills_masked_places_hides_no_difference():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return (h / h.abs().max()).masked_fill(torch.tensor([False, False, False, True]), -1e9)
+
+    with pytest.raises(EditError, match="rows are not independent"):
+        sweep(Masked(), torch.randn(2, 4), [{}, {"fc": scale(5.0)}, {"fc": at((..., 0), scale(9.0))}])

@@ -94,11 +94,11 @@ class edit:
                 what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
         for tap in self._session.taps:
-            if tap.failures and tap.applied:
-                warnings.warn(f"{tap.site}: {_failed(tap)}", TenterhookWarning, stacklevel=3)
+            if tap.failures:
+                warnings.warn(_failed(tap), TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
             for tap in taps:
-                if tap.applied or (tap.twins is not None and any(one.fired for one in tap.twins)):
+                if tap.applied or tap.failures or (tap.twins is not None and any(one.fired for one in tap.twins)):
                     break
             else:
                 self._complain_of(selector, (taps[0].twins or taps)[0])  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ class edit:
             if not tap.fired:
                 notes.append(f"{tap.site} was never edited: {self._why_silent(tap)}")
             elif tap.failures:
-                notes.append(f"{tap.site}: {_failed(tap)}")
+                notes.append(_failed(tap))
             elif remark := tap.difference.remark():
                 notes.append(f"{tap.site}: {remark}")
         header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
@@ -148,7 +148,10 @@ class edit:
 
 
 def _failed(tap: Edit) -> str:
-    return f"its change failed in {tap.failures} of {tap.failures + tap.applied} calls, and the model went on without"
+    if not tap.applied:
+        return f"{tap.site} was never edited: its change failed"
+    calls = tap.failures + tap.applied
+    return f"{tap.site}: its change failed in {tap.failures} of {calls} calls, and the exception was caught"
 
 
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -54,6 +55,14 @@ class Edit(Tap):
         new = self._changed(part, call)
         self._count_in(part, new)
         return new
+
+    def replace(self, value: Any, part: Any, new: Any) -> Any:
+        if part is not value:
+            inside = dict(leaves(part)).values()
+            for tensor in inside if (shared := _others(value, part)) else ():
+                if id(tensor) in shared:
+                    _at_several_leaves[id(tensor)] = tensor
+        return super().replace(value, part, new)
 
     def reach_again(self, part: Any, call: int) -> Any:
         return self._changed(part, call)
@@ -108,16 +117,15 @@ class Edit(Tap):
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
             return part, value
         elsewhere = _others(value, part)
-        # Of several leaves one may be made from another; only what comes from outside is edited.
-        several = isinstance(value, Inputs) or sum(tensor.requires_grad for _, tensor in leaves(value)) > 1
         copies: dict[int, Tensor] = {}
 
         def copy(path: Path, tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
                 own = self.scope.thaw(tensor)
-                shared = id(tensor) in elsewhere or (
-                    (several or _is_older(tensor, since)) and not self.is_copied_for_us(tensor)
-                )
+                if id(tensor) in elsewhere:
+                    _at_several_leaves[id(tensor)] = tensor
+                older = isinstance(value, Inputs) or _is_older(tensor, since)
+                shared = _is_at_several_leaves(tensor) or (older and not self.is_copied_for_us(tensor))
                 copies[id(tensor)] = own.clone() if shared and own is tensor and own.requires_grad else own
             return copies[id(tensor)]
 
@@ -253,6 +261,14 @@ class PlainFunction(Edit):
         self.applied += 1
         self.difference.note(last, new)
         return new
+
+
+# By id: tensors that a value has, or had before an edit, at several leaves.
+_at_several_leaves: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def _is_at_several_leaves(tensor: Tensor) -> bool:
+    return _at_several_leaves.get(id(tensor)) is tensor
 
 
 _OLDER = Started(sys.maxsize, frozenset())

@@ -76,7 +76,8 @@ class Session:
     swapped: tuple[Any, ...] = ()  # those that were changed
     _entered = False
     _open = False
-    _later: Sequence[tuple[Any, int]] = ()  # the hooks that came after its own, where a checkpoint may ask for these
+    _later: Sequence[tuple[Any, list[tuple[int, object]]]] = ()  # the hooks after its own, where a checkpoint may ask
+    _orders: Sequence[tuple[Any, list[int]]] = ()  # of all hooks, before a checkpoint has asked
     _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
@@ -130,10 +131,11 @@ class Session:
             with _lock:
                 self._again += 1
                 if self._again == 1:
+                    self._orders = [(hooks, list(hooks)) for hooks, _ in self._later]
                     self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
-                    for hooks, key in self._later:
-                        if key in hooks:
-                            hooks.move_to_end(key)
+                    for hooks, later in self._later:
+                        ours = {_whose(hook): key for key, hook in hooks.items()}
+                        _move_to_end(hooks, [ours.get(owner, key) for key, owner in later])
             with self._looking_inside():
                 yield
         finally:
@@ -141,6 +143,8 @@ class Session:
                 self._again -= 1
                 if self._again == 0:
                     self._remove()
+                    for hooks, keys in self._orders:  # those that have come since are the last
+                        _move_to_end(hooks, [*keys, *(key for key in hooks if key not in keys)])
 
     def _place_all(self, taps: Iterable[Tap]) -> None:
         self._holds_stance = _compiled.force_eager()
@@ -328,13 +332,16 @@ class Session:
             self._holds_stance = False
             _compiled.allow_compiled()
 
-    def _hooks_after_ours(self) -> Iterator[tuple[Any, int]]:
-        """Of each module, the hooks that came after ours, be they a session's or the user's."""
-        tables = [*self._placed, *((handle.hooks_dict_ref(), handle.id) for handle in self._handles)]
-        for hooks, ours in tables:
-            if hooks is not None and ours in hooks:
-                keys = list(hooks)
-                yield from ((hooks, key) for key in keys[keys.index(ours) + 1 :])
+    def _hooks_after_ours(self) -> Iterator[tuple[Any, list[tuple[int, object]]]]:
+        """Of each module, the hooks that came after the first of ours, be they a session's or the user's."""
+        placed = [*self._placed, *((handle.hooks_dict_ref(), handle.id) for handle in self._handles)]
+        tables: dict[int, Any] = {id(hooks): hooks for hooks, _ in placed if hooks is not None}
+        for hooks in tables.values():
+            keys = list(hooks)
+            first = min(
+                (keys.index(key) for table, key in placed if table is hooks and key in hooks), default=len(keys)
+            )
+            yield hooks, [(key, _whose(hooks[key])) for key in keys[first:]]
 
     def asked_and_got(self) -> list[Any]:
         """The taps, those inside a forward under the names that they have got."""
@@ -396,6 +403,17 @@ class Session:
         fused = (m for m in (model.modules() if model is not None else ()) if not m.training)
         layers = (m for m in fused if isinstance(m, nn.TransformerEncoderLayer))
         return any(id(inner) in hooked for layer in layers for inner in layer.modules())
+
+
+def _whose(hook: Any) -> object:
+    """What a hook is known by, which is another when it is placed again."""
+    return (type(hook), id(hook.tap)) if isinstance(hook, After | Before) else id(hook)
+
+
+def _move_to_end(hooks: Any, keys: list[int]) -> None:
+    for key in keys:
+        if key in hooks:
+            hooks.move_to_end(key)
 
 
 def _is_there(site: Site) -> bool:

@@ -18,7 +18,7 @@ from tenterhook._inputs import call_with
 from tenterhook._observe import observe
 from tenterhook._replace import check_alike
 from tenterhook._sites import Site, check_model, resolve, walk
-from tenterhook._tree import Path, can_have_gradient, describe, leaves, rebuild
+from tenterhook._tree import Omitted, Path, can_have_gradient, describe, leaves, noted, rebuild
 from tenterhook.changes import Change, Function, as_change
 
 Seen = dict[str, list[Tensor]]
@@ -80,6 +80,7 @@ class _Batch:
         self.inputs = inputs
         self.rows = rows
         self.alone = dict(leaves(alone))
+        self.constants = _constants(alone)
         self.seen = seen
 
     def run(self, edits: list[list[tuple[Site, Change | Function]]]) -> list[Any]:
@@ -95,6 +96,9 @@ class _Batch:
             if not blocks.calls and "/" in place:
                 raise EditError(f"{place} was never edited: no such value came in that forward")
             blocks.complain()
+        if _constants(output) != self.constants:
+            what = "the model's output has numbers that are no tensors, and are others with more rows"
+            raise EditError(f"{what}, so they cannot be told apart by edit; run these edits one by one")
         dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
         parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
         clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
@@ -256,6 +260,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
         return bool(torch.equal(a, b))
     tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
     a, b = _wide(a), _wide(b)
+    differ = (a != b) & ~(a.isnan() & b.isnan())  # what fills masked places is alike, and may be huge
+    a, b = a[differ], b[differ]
     most = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
     return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
@@ -268,6 +274,13 @@ def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> float:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _constants(value: Any) -> list[Any]:
+    """What is in a structure beside tensors, but for objects that nobody can compare."""
+    found: list[Any] = []
+    rebuild(value, lambda _, tensor: tensor, opaque=lambda x: found.append(noted(x)))
+    return [x for x in found if not isinstance(x, Omitted)]
 
 
 def _mixed(what: str) -> EditError:

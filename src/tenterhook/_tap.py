@@ -82,6 +82,10 @@ class Tap(Hook):
         """The value at the site, as the model has it; of a structure, the part that was asked for."""
         raise NotImplementedError
 
+    def replace(self, value: Any, part: Any, new: Any) -> Any:
+        """A value with something else in place of the part that was asked for."""
+        return with_part(value, self.site.address.leaf, new)
+
     def swap(self, tensor: Tensor) -> None:
         """For a tap that changes it: put another value into a parameter or buffer."""
 
@@ -130,7 +134,7 @@ class Tap(Hook):
                 return None
             if address.role == "in":
                 self.pending[frame] = (None, list(replaced(part, new)))
-            return _handed_back(with_part(value, address.leaf, new))
+            return _handed_back(self.replace(value, part, new))
         return self._reach_gradient(part, value, call, frame, has_graph)
 
     def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
