@@ -333,15 +333,15 @@ class Session:
             _compiled.allow_compiled()
 
     def _hooks_after_ours(self) -> Iterator[tuple[Any, list[tuple[int, object]]]]:
-        """Of each module, the hooks that came after the first of ours, be they a session's or the user's."""
-        placed = [*self._placed, *((handle.hooks_dict_ref(), handle.id) for handle in self._handles)]
-        tables: dict[int, Any] = {id(hooks): hooks for hooks, _ in placed if hooks is not None}
+        """Of each module, the hooks from the first of ours on, be they a session's or the user's."""
+        placed: list[tuple[Any, int]] = [*self._placed, *((one.hooks_dict_ref(), one.id) for one in self._handles)]
+        tables = {id(hooks): hooks for hooks, _ in placed if hooks is not None}
         for hooks in tables.values():
-            keys = list(hooks)
-            first = min(
-                (keys.index(key) for table, key in placed if table is hooks and key in hooks), default=len(keys)
-            )
-            yield hooks, [(key, _whose(hooks[key])) for key in keys[first:]]
+            ours = {key for table, key in placed if table is hooks}
+            for i, (key, hook) in enumerate(hooks.items()):
+                if key in ours and not isinstance(hook, After | Before):  # these are put first in any case
+                    yield hooks, [(key, _whose(hook)) for key, hook in list(hooks.items())[i:]]
+                    break
 
     def asked_and_got(self) -> list[Any]:
         """The taps, those inside a forward under the names that they have got."""
