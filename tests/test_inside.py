@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 import types
+import warnings
 import weakref
 import zipfile
 from pathlib import Path
@@ -110,7 +111,7 @@ class Constructs(nn.Module):
 
 
 EXPECTED = """
-a#0 mul#0 relu b a#1 a#2 a#3 self.total c chunk v w u p q r e f g h sub self.last mul#1 mul#2 many neg#0 neg#1 mapped
+a#0 mul#0 relu b a#1 a#2 a#3 self.total c d chunk v w u p q r e f g h sub self.last mul#1 mul#2 many neg#0 neg#1 mapped
 mean#0 gt#0 x#0 lambda/mul by_lambda helper/q helper/add helped wrapper/dressed/inner undressed part sum gt#1 chosen
 normed typed x#1 x#2 one two three x#3 largest index s out weight mean#1"""
 
@@ -477,7 +478,8 @@ def test_edits_of_such_values_in_sessions_within_each_other():
         (["if self.training:", "    y = d['a']", "else:", "    y = d['b']", "z = x * 2", "return y + z"], True),
         (["if self.training:", "    y = d['a']", "z = x * 2", "return y + z"], True),
         (["y = d['a']", "if d is None: kept = [y]", "z = x * 2", "return y + z"], False),
-        (["y = d['a']", "for i in range(2):", "    z = x * 2", "return y + z"], True),
+        (["y = d['a']", "for i in (1, 2):", "    z = x * 2", "return y + z"], True),
+        (["y = d['a']", "for i in range(2):", "    z = x * 2", "return y + z"], False),
         (["y = d['a']", "for i in range(2):", "    kept = y", "    z = x * 2", "return y + z"], False),
         (["for i in range(2):", "    y = d['a']", "    z = x * 2", "return y + z"], True),
         (["try:", "    y = d['a']", "    z = x * 2", "finally:", "    x = x", "return y + z"], True),
@@ -490,6 +492,7 @@ def test_edits_of_such_values_in_sessions_within_each_other():
         "one branch",
         "used in one",
         "before a loop",
+        "behind a call",
         "used in a loop",
         "in a loop",
         "try",
@@ -1263,8 +1266,11 @@ def test_what_a_helper_keeps_or_has_used_is_not_changed_behind_its_back():
 
     def forward(self, x):
         a, b = used(x)
+        same = x + 0
         c = remembered(x)
+        same = x + 0
         (d,) = map(tripled, [x])
+        same = x + 0
         e = functools.partial(tripled)(x)
         return a + b + c + d + e
 
@@ -2259,3 +2265,190 @@ def test_a_hook_that_is_newer_than_the_session_comes_before_the_variable():
         assert model(torch.ones(1)) == 107
         handle.remove()
     assert seen["./y"] == 6 and after["./y"] == 106
+
+
+# Edits of variables that nothing has used yet: found by trying to break it
+
+
+def test_an_edit_of_an_inner_session_is_no_further_assignment_whatever_branch_lies_between():
+    def forward(self, x, k=None):
+        if k is None:  # noqa: SIM108
+            b = x + 1
+        else:
+            b = k
+        h = x * 1
+        return b * 1
+
+    model, one = module_of(forward), torch.ones(1)
+    with edit(model, {"./b": scale(3.0)}), edit(model, {"./b": scale(10.0)}):
+        assert model(one) == 60
+    with capture(model, "./b") as seen, edit(model, {"./b": scale(10.0)}):
+        model(one)
+    assert seen.calls("./b") == [2]
+
+
+@contextlib.contextmanager
+def refused_or(check):
+    """Either the edit is refused, or its result is right."""
+    try:
+        yield
+    except EditError as error:
+        assert "edit it where it is made" in str(error)
+    else:
+        check()
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["with torch.no_grad():", "    m = x.mean()", "return x * 1 + residual"],
+        ["with torch.inference_mode():", "    m = x.mean()", "return x * 1 + residual"],
+        ["with torch.autocast('cpu', torch.bfloat16):", "    m = x.mean()", "return x * 1 + residual"],
+        ["h = checkpoint(self.fc, x, use_reentrant=True)", "return h + residual"],
+        ["h = checkpoint(self.fc, x, use_reentrant=False)", "return h + residual"],
+        ["h = Squares.apply(x)", "return h + residual"],
+        ["h = silent(x)", "return x * 1 + residual"],
+        ["torch.set_grad_enabled(False)", "m = x.mean()", "torch.set_grad_enabled(True)", "return x * 1 + residual"],
+        ["h = self.fc(x)", "return h + residual"],
+        ["h = loud(x)", "return h + residual"],
+    ],
+    ids=["no_grad", "inference", "autocast", "reentrant", "checkpoint", "function", "helper", "set", "module", "plain"],
+)
+@pytest.mark.parametrize("address", ["./residual", "grad(./residual)"])
+def test_what_is_edited_is_computed_as_it_would_be_where_it_was_assigned(lines, address):
+    @torch.no_grad()
+    def silent(x):
+        return x.mean()
+
+    known = {"torch": torch, "checkpoint": checkpoint, "Squares": Squares, "silent": silent, "loud": lambda x: x * 1}
+    body = ["residual = x", *lines]
+    exec("def forward(self, x):\n" + "\n".join("    " + line for line in body), known)
+    model = module_of(known["forward"])
+    model.fc = nn.Linear(1, 1)
+    nn.init.ones_(model.fc.weight)
+    x = torch.ones(1, requires_grad=True)
+    with refused_or(lambda: x.grad.eq(3).all() or pytest.fail(str(x.grad))), edit(model, {address: lambda v: v * 2}):
+        model(x * 1).sum().backward()
+    torch.set_grad_enabled(True)
+    if lines[0] in ("h = self.fc(x)", "h = loud(x)"):
+        assert x.grad == 3  # not refused
+
+
+def test_what_a_change_or_an_observer_computes_is_not_looked_at():
+    def forward(self, x, y):
+        a = x
+        b = y
+        h = self.fc(x)
+        return a + b
+
+    model, one = module_of(forward), torch.ones(1)
+    model.fc = nn.Identity()
+    with edit(model, {"./a": lambda v: v * 2, "./b": lambda v: v * 2}):
+        assert model(one, one * 5) == 12
+    got = []
+    with observe(model, {"./*": lambda site, v: got.append((str(site), float(v * 1)))}):
+        model(one, one * 5)
+    assert got == [("./a@0", 1), ("./b@0", 5), ("./h@0", 1), ("./add@0", 6)]
+    with edit(model, {"./a#0": lambda v: v * 2 + 1}), edit(model, {"./a#0": lambda v: v * 3 - 1}):
+        assert model(one, one * 5) == 13
+    with edit(model, {"./a": lambda v: v * 2 + 1}), edit(model, {"./a": lambda v: v * 3 - 1}) as inner:
+        with capture(model, "./a") as seen:
+            assert model(one, one * 5) == 13
+    assert seen.calls("./a") == [8] and [row[1] for row in inner.report()] == ["1×"]
+
+
+def test_all_names_of_a_chained_assignment_count_each_time():
+    def forward(self, x):
+        c = x * 7
+        b = c = x
+        h = x.abs()
+        c = c + b
+        d = e = f = x + 1
+        return c + d + e + f
+
+    model, one = module_of(forward), torch.ones(1)
+    for _ in range(3):
+        assert values_of(model, "./c", one) == [7, 1, 2]
+        assert values_of(model, "./e", one) == values_of(model, "./f", one) == [2]
+    with edit(model, {"./f": scale(10.0)}):  # it alone
+        assert model(one) == 2 + 2 + 2 + 20
+    with edit(model, {"./d": scale(10.0)}):  # what all three take
+        assert model(one) == 2 + 20 + 20 + 20
+
+
+def test_a_helper_that_begins_with_a_module():
+    class Helped(nn.Module):
+        def __init__(self, act):
+            super().__init__()
+            self.act = act
+
+        def helper(self, x):
+            residual = x
+            h = self.act(x)
+            return h + residual
+
+        def forward(self, x):
+            return self.helper(x)
+
+    one = torch.ones(1)
+    model = Helped(nn.ReLU(inplace=True))
+    with capture(model, "./helper/residual") as seen:
+        model(-one.clone())
+        model(-one.clone())
+    assert seen.calls("./helper/residual") == [-1, -1]
+    with edit(model := Helped(nn.Identity()), {"./helper/residual": scale(2.0)}):
+        assert model(one) == 3
+
+
+def test_a_type_error_in_a_change_is_not_taken_for_one_of_torchs():
+    def forward(self, x):
+        r = x
+        y = x * self.w
+        return y + r
+
+    def fails(v):
+        raise TypeError("a mistake of mine")
+
+    model = module_of(forward, w=torch.ones(1))
+    for name in ("r", "y"):
+        with pytest.raises(RuntimeError, match="TypeError: a mistake of mine"), edit(model, {f"./{name}": fails}):
+            model(torch.ones(1))
+
+
+def test_only_the_calls_that_were_asked_for_are_refused():
+    def forward(self, x, alias):
+        if alias:
+            y = x
+            z = y * 1
+        else:
+            y = x * 3
+            z = y * 1
+        return z
+
+    model = module_of(forward)
+    with edit(model, {"./y@1": scale(100.0)}):
+        assert model(torch.ones(1), True) == 1 and model(torch.ones(1), False) == 300
+
+
+def test_a_function_that_looks_at_its_own_variables_has_used_them():
+    def forward(self, x):
+        r = x
+        k = locals()
+        h = x * 1
+        return k["r"] + r
+
+    model = module_of(forward)
+    with contextlib.suppress(EditError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with edit(model, {"./r": scale(10.0)}):
+            assert model(torch.ones(1)) == 2

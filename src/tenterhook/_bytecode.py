@@ -30,6 +30,7 @@ _CALL_OTHERS = {"map", "filter", "list", "tuple", "set", "dict", "sum", "max", "
 _CALL_OTHERS |= {"reduce", "functools", "itertools", "math", "deque"}
 _NULL = -1  # in place of a step: what a call of no method has where the object would be
 _NULL_COMES_LAST = sys.version_info >= (3, 13)
+LOOKERS = {"locals", "vars", "dir", "eval", "exec"}  # what may look at a function's variables without loading them
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 

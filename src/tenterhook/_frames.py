@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tenterhook._bytecode import COMPREHENSIONS
+from tenterhook._bytecode import COMPREHENSIONS, LOOKERS
 from tenterhook._held import Held
-from tenterhook._replay import Again, checkpoint_of
+from tenterhook._replay import Again, checkpoint_of, jvp_enabled, saves_hooked
 
 _OURS = str(Path(__file__).parent / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
@@ -39,7 +39,6 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
-_LOOKERS = {"locals", "vars", "dir", "eval", "exec"}
 _keys = itertools.count()
 
 
@@ -48,6 +47,7 @@ class Call(NamedTuple):
 
     number: int
     counts: dict[str, int]  # by name: how often it was assigned
+    context: object = None  # whether gradients and the like were on, where that matters
 
 
 class Where:
@@ -63,7 +63,7 @@ class Where:
 
     def copy(self) -> "Where":
         """The same, with counts of its own: for what runs again."""
-        return Where(self.owner, self.prefix, Call(self.call.number, dict(self.call.counts)))
+        return Where(self.owner, self.prefix, self.call._replace(counts=dict(self.call.counts)))
 
     def within(self, part: str) -> "Where":
         """The same in a helper function."""
@@ -86,6 +86,8 @@ class _Mark:
 class Frames:
     """Where frames are, for one session."""
 
+    changes = False  # whether the session changes values
+
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._key = next(_keys)
         self._modules = {id(module) for module in modules}
@@ -100,16 +102,13 @@ class Frames:
 
     def called(self, module: nn.Module, frame: Any) -> None:
         """A module is about to be called, by a frame of torch's."""
-        number = self._calls.get(id(module), 0)
-        self._calls[id(module)] = number + 1
         if frame.f_code.co_filename == CALLS:
-            self._mark(frame, Where(module, "", Call(number, {})))
+            self._mark(frame, Where(module, "", self._new_call(module)))
 
     def _new_call(self, owner: Any) -> Call:
-        """A call that nobody has told of: of a function, or of a method by its name."""
         number = self._calls.get(id(owner), 0)
         self._calls[id(owner)] = number + 1
-        return Call(number, {})
+        return Call(number, {}, context() if self.changes else None)
 
     def is_new(self, frame: Any) -> bool:
         """Whether nothing was seen in this frame so far."""
@@ -191,6 +190,12 @@ class Frames:
         if one is not None and where is not NOWHERE:  # its recomputation will happen in no forward
             self._origins[one[0]] = where.copy()
         return where
+
+
+def context() -> object:
+    """What decides how a change is computed: gradients, checkpoints, autograd functions, autocast."""
+    casts = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), saves_hooked(False), jvp_enabled(), casts
 
 
 def asker(frame: Any) -> Any:
@@ -288,7 +293,7 @@ def all_variables(frame: Any) -> dict[str, Any]:
     """What the local variables of a frame are now."""
     values = frame.f_locals
     found = dict(values)
-    if _LOOKERS.isdisjoint(frame.f_code.co_names):  # else its own code may be looking at them
+    if LOOKERS.isdisjoint(frame.f_code.co_names):  # else its own code may be looking at them
         _let_go(frame, values)
     return found
 
@@ -324,7 +329,7 @@ def holds_tensors(value: Any) -> bool:
 
 def _locals(frame: Any) -> Any:
     """The variables of a frame; none where its code asks for them too: in older Pythons it would get the same dict."""
-    return {} if _is_copy and not _LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
+    return {} if _is_copy and not LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
 
 
 def _let_go(frame: Any, values: Any) -> None:

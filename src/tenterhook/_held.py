@@ -43,6 +43,13 @@ class Held:
             self._last[name] = coming.pop().value
         coming.append(_Made(_reference(value), place, is_final))
 
+    def exchange(self, name: str, old: Any, new: Any) -> None:
+        """Another session has put something else in place of a value that was made for a variable."""
+        coming = self._coming.get(name, [])
+        for i, one in enumerate(coming):
+            if one.value() is old:
+                coming[i] = one._replace(value=_reference(new))
+
     def forget(self, name: str, spots: Spots, place: int, again: bool) -> None:
         """A variable holds no tensor now: if it gets the same one again, that is another assignment."""
         self._last.pop(name, None)

@@ -33,6 +33,7 @@ from tenterhook._frames import (
     arguments,
     asker,
     attributes,
+    context,
     holder,
     holds_tensors,
     is_call_of,
@@ -56,6 +57,9 @@ _frame = sys._getframe
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PROBABILITIES = "probabilities"
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
+
+
+_busy: set[int] = set()  # the threads in which somebody's function is being called
 
 
 class _Here:
@@ -118,7 +122,7 @@ class Inside(Mode):
         if pattern.last == _PROBABILITIES:
             self._probabilities = True
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
-        self._changes = self._changes or tap.changes
+        self._changes = self._frames.changes = self._changes or tap.changes
         self._any_name = self._any_name or "*" in pattern.last
         self._hands_up = self._hands_up or bool(pattern.helpers)  # how they get their values is not known yet
         if not isinstance(owner, nn.Module):
@@ -166,6 +170,8 @@ class Inside(Mode):
             self._code, self._skip = here.code, here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
         iterates = False
+        if _busy and threading.get_ident() in _busy:  # what a change or an observer computes is not the model's
+            return func(*args, **kwargs) if kwargs else func(*args)
         if here.spots is None:
             iterates = frame.f_code.co_name == "__iter__"
             frame = asker(frame)
@@ -229,7 +235,7 @@ class Inside(Mode):
             return out
         was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
-            return self._bind(where, spot, taker, value, was_given)
+            return self._bind(frame, where, spot, taker, value, was_given)
         if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
             self._reach(where, written, value, spot, in_place=True)
             return out
@@ -243,14 +249,17 @@ class Inside(Mode):
             inside, spot = where.within("scaled_dot_product_attention"), here.spots[frame.f_lasti]
             self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
 
-    def _bind(self, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
+    def _bind(self, frame: Any, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
         """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""
         if isinstance(taker, str):
             here = self._known(spot.code)
             if (here.names is not None and taker not in here.names) or not holds_tensors(value):
                 return value
             new = self._reach(where, taker, value, spot, older=older)
-            value = value if new is None else new
+            if new is not None:
+                for outer in self._outer():
+                    outer._frames.where(frame).held.exchange(taker, value, new)
+                value = new
             if taker in here.watch:
                 is_final = len(open_sessions()) < 2 and not self._may_change
                 where.held.expect(taker, value, spot.offset, is_final)
@@ -258,7 +267,7 @@ class Inside(Mode):
         parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
         if taker is None or parts is None:
             return value
-        new_parts = [self._bind(where, spot, part, x, older) for part, x in zip(taker, parts, strict=True)]
+        new_parts = [self._bind(frame, where, spot, part, x, older) for part, x in zip(taker, parts, strict=True)]
         is_same = all(a is b for a, b in zip(new_parts, parts, strict=True))
         return value if is_same else taker.together(value, new_parts)
 
@@ -279,7 +288,7 @@ class Inside(Mode):
                 if id(where.owner) in self._wanted and not _is_wrapper(frame.f_code, where):
                     if here.watch:
                         self._look_at_variables(frame, here)
-                    value = self._bind(where, spot, way.of(spot.taker), value, older)
+                    value = self._bind(frame, where, spot, way.of(spot.taker), value, older)
             way = way.then(spot.exit)
         return value
 
@@ -298,7 +307,18 @@ class Inside(Mode):
         taps = self._taps.get(key)
         if taps is None:
             taps = self._taps[key] = self._make(where, base, number, spot)
-        return hand_to(taps, where.call.number, value, spot, **how) if taps else None
+        if not taps:
+            return None
+        thread = threading.get_ident()
+        was_busy = thread in _busy
+        _busy.add(thread)
+        try:
+            return hand_to(taps, where.call.number, value, spot, **how)
+        except TypeError as error:  # torch takes one inside an operator for its own
+            raise RuntimeError(f"TypeError: {error}") from error
+        finally:
+            if not was_busy:
+                _busy.discard(thread)
 
     def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
         """The taps of one address, when it is first met."""
@@ -337,7 +357,7 @@ class Inside(Mode):
         if spot is not None and spot.taker is not None:
             where = self._frames.where(frame)
             if id(where.owner) in self._wanted:  # the module may have only handed it on
-                new = self._bind(where, spot, spot.taker, new, older=True)
+                new = self._bind(frame, where, spot, spot.taker, new, older=True)
         if self._hands_up:
             self._note_taker(here, here.spots[frame.f_lasti], new)
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
@@ -347,7 +367,7 @@ class Inside(Mode):
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
         if self._is_elsewhere():
-            self._elsewhere = True
+            self._elsewhere = threading.get_ident() not in _busy
             return
         self._called.add(id(module))
         self._come_last(module)
@@ -358,11 +378,11 @@ class Inside(Mode):
             self._active[id(module)] = self._active.get(id(module), 0) + 1
             if names := self._own_attributes(module):
                 self._attributes[id(module)] = attributes(module, names)
-        if not self._watches:
+        if not self._watches and not self._hands_up:
             return
-        self._set_alert()
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
+        self._set_alert()
         if (self._alert or here.watch) and here.spots is not None:
             self._notice(frame, here, False)
 
@@ -385,7 +405,8 @@ class Inside(Mode):
         ]
 
     def _is_elsewhere(self) -> bool:
-        return threading.get_ident() != self._thread and not self.is_on()
+        thread = threading.get_ident()
+        return thread in _busy or (thread != self._thread and not self.is_on())
 
     def finish(self, failed: bool) -> None:
         """Before the session ends: see to the functions that have, unless an exception ended them."""
@@ -500,7 +521,14 @@ class Inside(Mode):
             ):
                 continue  # another function has
             spot = here.spots.giving(name, frame.f_lasti)
-            if is_over or not self._changes or not here.spots.is_fresh(name, frame.f_lasti):
+            if (
+                is_over
+                or not self._changes
+                or not (
+                    # A function that this one has called may have switched gradients off.
+                    (again or context() == where.call.context) and here.spots.is_fresh(name, frame.f_lasti)
+                )
+            ):
                 self._reach(where, name, value, spot, late=True)
             elif (new := self._reach(where, name, value, spot, older=True)) is not None:
                 rebind(frame, name, new)

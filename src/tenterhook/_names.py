@@ -12,7 +12,18 @@ import types
 from collections.abc import Callable
 from functools import cached_property
 
-from tenterhook._bytecode import ARITHMETIC, COMPREHENSIONS, OPERATIONS, STORES, WRITES, Exit, Steps, Taker, flat
+from tenterhook._bytecode import (
+    ARITHMETIC,
+    COMPREHENSIONS,
+    LOOKERS,
+    OPERATIONS,
+    STORES,
+    WRITES,
+    Exit,
+    Steps,
+    Taker,
+    flat,
+)
 
 
 class Spot:
@@ -115,6 +126,10 @@ class Spots(dict[int, Spot]):
     def givers(self) -> dict[str, set[int]]:
         """For each variable: the other steps that may give it its value; -1 for an argument that stays what it is."""
         found = self._giving(lambda op: not op.startswith((*ARITHMETIC, "SWAP", "UNPACK_")))
+        for i, step in enumerate(self._steps):
+            if step.op == "COPY" and step.argument == 1:  # `a = b = x`: what takes it next
+                for name in flat(self._steps.taker(i + 1, 1)):
+                    found.setdefault(name, set()).add(step.offset)
         changed = self.variables | self._written
         arguments = () if self.code.co_name in COMPREHENSIONS else self._arguments
         return {**found, **{name: {-1} for name in arguments if name not in changed}}
@@ -181,8 +196,12 @@ class Spots(dict[int, Spot]):
         return any(offset != but and self._may_pass(offset, since, now) for offset in self._stores.get(name, ()))
 
     def is_fresh(self, name: str, now: int) -> bool:
-        """Whether a variable was assigned on every way to a place, and nothing has used it since."""
-        if name not in self.code.co_varnames or name in self.code.co_cellvars:
+        """Whether a variable was assigned on every way to a place, and nothing has used it since.
+
+        Nor was anything called: it may have switched gradients or autocast on or off.
+        """
+        code = self.code
+        if name not in code.co_varnames or name in code.co_cellvars or not LOOKERS.isdisjoint(code.co_names):
             return False
         steps, waiting, visited = self._steps, [self._steps.running(now)], set()
         while waiting:
@@ -195,6 +214,8 @@ class Spots(dict[int, Spot]):
                 return False  # where the function begins, or an exception is caught
             for k in before:
                 step = steps[k]
+                if step.op.startswith(("CALL", "BEFORE_", "SEND", "YIELD_")):
+                    return False
                 if step.argument != name or "_FAST" not in step.op:
                     waiting.append(k)
                 elif step.op != "STORE_FAST" or (k and steps[k - 1].op == "COPY"):  # it is in use besides

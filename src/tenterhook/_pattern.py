@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from tenterhook._address import matches, split_number
+from tenterhook._address import matches, may_cover, split_number
 from tenterhook._bytecode import COMPREHENSIONS
 from tenterhook._errors import EditError
 from tenterhook._names import Spot, spots
@@ -76,7 +76,8 @@ def hand_to(
         is_grad = tap.site.address.grad
         tap.calls = call
         if (late and tap.changes) or (beside and (tap.changes or is_grad)):
-            _refuse(tap, spot, beside)
+            if may_cover(tap.site.address.call, call):
+                _refuse(tap, spot, beside)
         elif in_place and tap.changes:
             new = tap(None, (), value if is_grad else value.clone())
             if new is not None:
