@@ -468,6 +468,77 @@ def test_losses_of_heads_in_turn(tmp_path, set_to_none, accumulate):
     assert run.open().steps()["loss"].to_pylist() == losses
 
 
+class Decoders(nn.Module):
+    """A trunk, and a decoder for each task; each has more parameters than there are steps at the start."""
+
+    def __init__(self, many, depth):
+        super().__init__()
+        self.trunk = nn.Linear(6, 8)
+        self.tasks = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(8, 8) for _ in range(depth)), nn.Linear(8, 3)) for _ in range(many)
+        )
+
+    def forward(self, x, task):
+        return self.tasks[task](self.trunk(x))
+
+
+def test_losses_of_two_backward_passes_with_a_decoder_each(tmp_path):
+    model, losses = Decoders(2, 20), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for x, y in batches(70):
+            optimizer.zero_grad()
+            both = [F.cross_entropy(model(x, task), y) for task in range(2)]
+            for loss in both:
+                loss.backward()
+            losses.append(sum(loss.item() for loss in both))
+            optimizer.step()
+        assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 2  # and no more
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_losses_of_many_heads_at_random(tmp_path, set_to_none):
+    model, losses = Decoders(40, 0), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for k, (x, y) in enumerate(batches(120)):
+            optimizer.zero_grad(set_to_none)
+            loss = F.cross_entropy(model(x, k * 17 % 40), y)
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+    assert run.open().steps()["loss"].to_pylist() == losses
+
+
+@pytest.mark.parametrize("both_first", [False, True])
+def test_losses_of_an_actor_and_a_critic(tmp_path, both_first):
+    model, losses = nn.ModuleDict({"actor": nn.Linear(6, 3), "critic": nn.Linear(9, 1)}), []
+    optimizers = [torch.optim.SGD(part.parameters(), lr=1e-3) for part in (model["critic"], model["actor"])]
+
+    def critic(x, y):
+        return (model["critic"](torch.cat([x, F.one_hot(y, 3)], 1)) - 1).square().mean()
+
+    def actor(x, y):
+        return 5 - model["critic"](torch.cat([x, model["actor"](x)], 1)).mean()
+
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for x, y in batches(70):
+            losses.append(0.0)
+            for optimizer, loss_of in zip(optimizers, (critic, actor), strict=True):
+                optimizer.zero_grad()
+                model["critic"].requires_grad_(loss_of is critic)
+                loss = loss_of(x, y)
+                loss.backward()
+                losses[-1] += loss.item()
+                if not both_first:
+                    optimizer.step()
+            for optimizer in optimizers if both_first else ():
+                optimizer.step()
+            model["critic"].requires_grad_(True)
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
 def test_losses_once_the_head_is_frozen(tmp_path):
     model, data = net(), batches(70)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

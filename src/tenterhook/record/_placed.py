@@ -1,18 +1,18 @@
 """Which hooks of a recorder are where: those that stay, and those that are there while a step is sampled."""
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._handles import Hook
 from tenterhook.record._compiling import never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, graph_task, guarded
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook
 from tenterhook.record._models import Model
+from tenterhook.record._sentinels import Sentinels
 
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
@@ -21,6 +21,7 @@ class Placed:
     """The hooks of a recorder on modules and parameters."""
 
     def __init__(self, recorder: Any) -> None:
+        self.sentinels = Sentinels(recorder)
         self.discovers = False  # whether models are looked for, while a step is sampled
         self._recorder = recorder
         self._writes = WriteHook(recorder)
@@ -28,11 +29,10 @@ class Placed:
         self._on: list[tuple[dict[int, Any], int]] = []  # while a step is sampled
         self._roots: list[RemovableHandle] = []
         self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
-        self._sentinels: dict[int, RemovableHandle] = {}  # by the id of a parameter
 
     def handles(self) -> list[RemovableHandle]:
         """Of all that stay."""
-        return [*self._roots, *self._outer, *self._sentinels.values()]
+        return [*self._roots, *self._outer, *self.sentinels.handles()]
 
     def root(self, model: Model, module: nn.Module) -> RootHook:
         """Count the calls of a model."""
@@ -46,7 +46,7 @@ class Placed:
     def watch_last(self, module: nn.Module) -> None:
         """See backward passes by the last parameter of a model."""
         trained = [p for p in module.parameters() if p.requires_grad and not isinstance(p, nn.UninitializedParameter)]
-        self.watch_for_backward(trained[-1:])
+        self.sentinels.post(trained[-1:])
 
     def drop_roots(self) -> None:
         """Count calls no longer."""
@@ -57,15 +57,6 @@ class Placed:
     def discover_by(self, module: nn.Module) -> None:
         """Look for models when this one is called, which torch.compile has wrapped."""
         self._outer.append(module.register_forward_pre_hook(_Discovery(self._recorder)))
-
-    def watch_for_backward(self, parameters: Iterable[Tensor]) -> None:
-        """See backward passes, also of steps that are not sampled, by one more of these parameters."""
-        alive = {key: handle for key, handle in self._sentinels.items() if handle.hooks_dict_ref() is not None}
-        for parameter in reversed(list(parameters)):  # the last layer's gradient is there first
-            if id(parameter) not in alive and parameter.is_leaf and parameter.requires_grad:
-                alive[id(parameter)] = parameter.register_post_accumulate_grad_hook(_Sentinel(self._recorder))
-                break
-        self._sentinels = alive
 
     def put_on(self) -> None:
         """A step is sampled: see what every module gives."""
@@ -110,18 +101,6 @@ class _Discovery(Hook):
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling() and not self.recorder.models.knows(module):
             self.recorder.called(module, args)
-
-
-class _Sentinel:
-    """On a parameter that gets a gradient: there was a backward pass, sampled or not."""
-
-    def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
-
-    @guarded
-    def __call__(self, parameter: Tensor) -> None:
-        self.recorder.micro.watched.add(graph_task())
-        self.recorder.saw_backward()
 
 
 never_compile(_Discovery.__call__)

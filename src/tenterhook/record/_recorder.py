@@ -302,8 +302,8 @@ class Recorder:
     def _gradients_ready(self, optimizer: Optimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = self._know_optimizer(optimizer)
-        if not self.part.is_watched():
-            self._watch_for_backward(optimizer, weights)
+        if self._hooks.sentinels.scouting is not None or not self.part.is_watched():
+            self._watch_for_backward(weights)
         self.part.optimizers = frozenset((weights.serial,))
         self._note_scale(optimizer)
         self.part.rates = tuple(rate_of(group) for group in optimizer.param_groups if "lr" in group)
@@ -424,13 +424,27 @@ class Recorder:
             self.schedule.found(self.steps)  # what is new is looked at closely
         return weights
 
-    def _watch_for_backward(self, optimizer: Optimizer, weights: Weights) -> None:
-        """A backward pass went by those parameters that tell of one: the next may come by another."""
-        if weights.missed < _MISSED and not (self._current and any(part.is_watched() for part in self._current.parts)):
+    def _watch_for_backward(self, weights: Weights) -> None:
+        """A backward pass went by those parameters that tell of one: find some by which it comes."""
+        sentinels = self._hooks.sentinels
+        if sentinels.scouting is not None and not sentinels.settle(self._parameters(), weights):
+            return
+        before = self._current.parts if self._current else []
+        passes = {task for micro in self.part.micros for task in micro.tasks - micro.watched} - {self._began_in}
+        if passes:  # an optimizer that steps inside one ends its part
+            passes -= {task for part in before for micro in part.micros for task in micro.watched}
+        elif any(part.micros[0].watched for part in (self.part, *before)):  # of others nothing is known
+            return
+        else:
+            passes = {-1}
+        if passes and weights.missed < _MISSED:
             weights.missed += 1
-            self._hooks.watch_for_backward(
-                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            )
+            sentinels.scout(self._parameters(), weights)
+
+    def _parameters(self) -> list[Tensor]:
+        """Of all optimizers, each once."""
+        found = [optimizer for reference, _ in self._optimizers.values() if (optimizer := reference()) is not None]
+        return list({id(p): p for one in found for group in one.param_groups for p in group["params"]}.values())
 
     def _some_optimizer(self) -> bool:
         """Whether there is an optimizer that has not stepped yet."""
