@@ -129,6 +129,7 @@ CLEAN = [
     ("BatchNorm mode", t.frozen_norms),
     ("BatchNorm mode", t.validated),
     ("BatchNorm mode", t.own_teacher),
+    ("BatchNorm mode", t.own_critic),
     ("identical batches", t.same_mask),
     ("gradient spike", t.small_loss),
     ("vanishing gradients", t.lora),

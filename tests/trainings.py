@@ -633,6 +633,22 @@ def own_teacher(steps: int = 20) -> Training:
     return nn.ModuleList([teacher, student]), train
 
 
+def own_critic(steps: int = 20) -> Training:
+    """A part of a model is trained, and then frozen; another part learns from the gradient that comes through it."""
+    critic, student = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)), nn.Linear(64, 64)
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.01)
+        for x, y in batches(steps):
+            step(optimizer, F.cross_entropy(critic(x), y))
+        critic.eval().requires_grad_(False)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+        for x, y in batches(steps):
+            step(optimizer, F.cross_entropy(critic(student(x)), y))
+
+    return nn.ModuleList([critic, student]), train
+
+
 # Batches.
 
 

@@ -165,7 +165,10 @@ class OutputHook(Hook):
                 self._see(path, tensor)
         recorder.micro.last = self
         if self._is_norm and with_graph:
-            recorder.micro.modes[self.model.name, self.site] = module.training
+            at = self.model.name, self.site
+            recorder.micro.modes[at] = module.training
+            if module.affine and not any(p.requires_grad for p in module.parameters()):
+                recorder.micro.frozen.add(at)
 
     def _see(self, path: Any, tensor: Tensor) -> None:
         if is_wrapped(tensor):  # inside vmap or grad of torch.func, where there are no values to read

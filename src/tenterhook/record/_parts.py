@@ -34,6 +34,7 @@ class Micro:
         self.watched: set[int] = set()  # those of them that are seen in steps that are not sampled, too
         self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
+        self.frozen: set[tuple[str, str]] = set()
         self.last: Any = None  # the hook of the module that was last called
         self.has_scale = False
         self.called = False  # whether a model was
@@ -104,6 +105,7 @@ class Pending:
             losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
+                step.frozen |= micro.frozen
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found, fell = self._scalars(step, facts[i]), _fell(facts, i)
                 step.backwards += len(found)

@@ -161,6 +161,7 @@ class Step:
     dead: dict[int, float] = field(default_factory=dict)  # by place number: share of units that never fire
     saturated: dict[int, float] = field(default_factory=dict)
     training: dict[tuple[str, str], bool] = field(default_factory=dict)  # of BatchNorms, by model and site
+    frozen: set[tuple[str, str]] = field(default_factory=set)  # those of them whose weights are not trained
     parameters: Sequence[Parameter] = ()
     classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
     _kinds: dict[str, Rows] | None = None

@@ -12,7 +12,8 @@ _SAMPLES = 8
 class BatchNormMode(Checked):
     """In eval mode in a training step, where it was in training mode before: a train() is missing after validation.
 
-    Only where a gradient comes by and its model is trained: a teacher may have been trained before, and is not now.
+    Only where a gradient comes by, its model is trained, and its weights are not frozen: a teacher may have been trained
+    before, and is not now.
     """
 
     name = "BatchNorm mode"
@@ -29,7 +30,7 @@ class BatchNormMode(Checked):
             return
         self.has_looked = True
         self._samples += 1
-        wrong = [site for site, training in step.training.items() if not training]
+        wrong = [site for site, training in step.training.items() if not training and site not in step.frozen]
         if len(wrong) < len(step.training):
             self._trained |= {site for site, training in step.training.items() if training}
         wrong = wrong and _trained_through(step, wrong)
