@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tenterhook import watch
+from tenterhook.record._hooks import axis_of_units
 from tenterhook.stats import _native
 from tests.conftest import ours
 
@@ -922,10 +923,42 @@ class Moved(nn.Module):
         (nn.Conv1d(4, 20, 3), lambda h: h.permute(2, 0, -2), (8, 4, 9)),
         (nn.Conv2d(4, 20, 3), lambda h: h.flatten(2).transpose(1, -1), (8, 4, 6, 6)),
         (nn.Conv2d(4, 20, 3), lambda h: h.permute(0, 2, 3, 1).contiguous(), (8, 4, 6, 6)),
+        (nn.Conv2d(4, 20, 3), lambda h: h.permute(0, 2, 3, 1).flatten(1, 2), (8, 4, 6, 6)),
+        (nn.Linear(4, 20), lambda h: h.view(4, 2, 5, 20), (8, 5, 4)),
     ],
 )
 def test_units_may_be_on_any_axis(layer, move, shape, tmp_path):
     assert dead_in(Moved(layer, move), tmp_path, *shape) == [pytest.approx(0.75)] * 5
+
+
+@pytest.mark.parametrize(
+    ("layer", "then", "shape", "axis"),
+    [
+        (nn.Linear(6, 256), nn.Sequential(nn.Unflatten(1, (16, 4, 4)), nn.BatchNorm2d(16)), (8, 6), 1),
+        (nn.Linear(6, 256), nn.Unflatten(1, (16, 4, 4)), (8, 6), 1),
+        (nn.Linear(6, 80), nn.Sequential(nn.Unflatten(1, (16, 5)), nn.BatchNorm1d(16)), (8, 6), 1),
+        (nn.Linear(6, 16), lambda h: h[..., None, None], (8, 6), 1),
+        (nn.Linear(6, 16, bias=False), lambda h: h, (8, 5, 4, 6), 3),
+        (nn.Linear(6, 16), lambda h: h.t(), (8, 6), 0),
+        (nn.Conv1d(6, 16, 3), nn.Upsample(scale_factor=2, mode="linear"), (8, 6, 9), 1),
+        (nn.Conv1d(6, 16, 3), nn.InstanceNorm1d(16), (8, 6, 9), 1),
+        (nn.Conv2d(6, 16, 3), lambda h: h, (6, 9, 9), 0),
+        (nn.Conv2d(6, 16, 3), lambda h: h.view(4, 2, 16, 7, 7), (8, 6, 9, 9), 2),
+    ],
+)
+def test_which_axis_has_the_units(layer, then, shape, axis):
+    assert axis_of_units(F.relu(then(layer(torch.randn(shape))))) == axis
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_into_is_measured_again(mode, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True))
+    with watch(model, to=tmp_path / "run", every=1) as run, mode():
+        for _ in range(5):
+            model(torch.randn(8, 4))
+    outputs = rows(run.open(), what="output", step=2)
+    lowest = {row["site"]: row["min"] for row in outputs}
+    assert lowest["0"] < 0 == lowest["1"] == lowest["."]
 
 
 def test_a_value_that_is_no_number_does_not_silence_a_unit(tmp_path):

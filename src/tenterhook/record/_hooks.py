@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _SIGNALS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 _WINDOW = 8  # sampled calls over which a unit must be silent to be dead
+_LINEAR = {f"{name}Backward0" for name in ("Addmm", "Mm", "Linear", "MkldnnLinear", "Bmm", "Baddbmm")}
+_OVER_CHANNELS = ("Convolution", "BatchNorm", "GroupNorm")
 _SATURATING: dict[type, tuple[float, float]] = {nn.Tanh: (0.0, 0.97), nn.Sigmoid: (0.5, 0.47)}  # centre, distance
 
 
@@ -98,8 +100,8 @@ class Value:
         self.gradient: GradientHook | None = None
 
     def is_still(self, tensor: Tensor) -> bool:
-        """Whether this is the tensor, unchanged."""
-        return self.tensor() is tensor and (self.version < 0 or tensor._version == self.version)
+        """Whether this is the tensor, unchanged; one of inference mode does not tell."""
+        return self.tensor() is tensor and self.version >= 0 and tensor._version == self.version
 
 
 class GradientHook:
@@ -233,25 +235,54 @@ class OutputHook(Hook):
 
 
 def axis_of_units(tensor: Tensor) -> int:
-    """The channels of a convolution, or the features of a linear layer, but for a normalization and the like behind it.
+    """The channels of a convolution or of its norm, or the features of a linear layer.
 
     The graph tells, also where axes have changed places since. Where it does not, images have channels.
     """
-    axes = list(range(tensor.dim()))  # where those of the value are in what a node is given
+    axes = list(range(tensor.dim()))  # where those of the value are in what a node gives; -1: nowhere
+    shape: Sequence[int] = tensor.shape
     node: Any = tensor.grad_fn
+    which = tensor.output_nr
     for _ in range(6):
-        name = "" if node is None else node.name()
-        if "Convolution" in name:
-            return axes.index(1)
-        if "mm" in name.lower() or "Linear" in name:
-            return axes.index(len(axes) - 1)
-        if name == "TransposeBackward0":
-            one, other = (_signed(dim) % len(axes) for dim in (node._saved_dim0, node._saved_dim1))
+        before, shape = shape, _shape_of(node, which)
+        if not shape:
+            break
+        if len(shape) != len(before):
+            same = _same_axes(before, shape)
+            axes = [same.get(axis, -1) for axis in axes]
+        name = node.name()
+        units = 1 if any(kind in name for kind in _OVER_CHANNELS) else len(shape) - 1 if name in _LINEAR else None
+        if units is not None:
+            if units in axes:
+                return axes.index(units)
+            break
+        if name in ("TransposeBackward0", "TBackward0"):
+            dims = (0, 1) if name[1] == "B" else (node._saved_dim0, node._saved_dim1)
+            one, other = (_signed(dim) % len(shape) for dim in dims)
             axes = [{one: other, other: one}.get(axis, axis) for axis in axes]
-        elif name == "PermuteBackward0" and len(node._saved_dims) == len(axes):
-            axes = [_signed(node._saved_dims[axis]) % len(axes) for axis in axes]
-        node = node.next_functions[0][0] if node is not None and node.next_functions else None
-    return 1 if len(axes) > 3 else len(axes) - 1
+        elif name == "PermuteBackward0":
+            axes = [axis if axis < 0 else _signed(node._saved_dims[axis]) % len(shape) for axis in axes]
+        node, which = node.next_functions[0] if node.next_functions else (None, 0)
+    return 1 if tensor.dim() > 3 else tensor.dim() - 1
+
+
+def _shape_of(node: Any, which: int) -> Sequence[int]:
+    """Of what a node has given."""
+    try:
+        return tuple(node._input_metadata[which].shape)
+    except (AttributeError, IndexError, RuntimeError):
+        return ()
+
+
+def _same_axes(shape: Sequence[int], before: Sequence[int]) -> dict[int, int]:
+    """Which axes have stayed as they were where their number has changed: from the first on, and up to the last."""
+    many, first, last = min(len(shape), len(before)), 0, 1
+    while first < many and shape[first] == before[first]:
+        first += 1
+    while last <= many - first and shape[-last] == before[-last]:
+        last += 1
+    same = {axis: axis for axis in range(first)}
+    return same | {len(shape) - i: len(before) - i for i in range(1, last)}
 
 
 def _signed(number: int) -> int:
