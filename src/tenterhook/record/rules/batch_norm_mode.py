@@ -12,8 +12,8 @@ _SAMPLES = 8
 class BatchNormMode(Checked):
     """In eval mode in a training step, where it was in training mode before: a train() is missing after validation.
 
-    Only where a gradient comes by, its model is trained, and its weights are not frozen: a teacher may have been trained
-    before, and is not now.
+    Only where a gradient comes by, its model is trained, and its weights are not frozen: a teacher may have been
+    trained before, and is not now.
     """
 
     name = "BatchNorm mode"
