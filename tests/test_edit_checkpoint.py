@@ -477,6 +477,7 @@ def test_what_came_after_an_edit_comes_after_it_in_the_recomputation_too(reentra
         [{".": add(0.5)}, {".:in": add(0.3)}],
         [{".:in": add(0.3)}, {".": add(0.5)}],
         [{".": add(0.5), ".:in": add(0.3)}, {".": scale(2.0), ".:in": scale(3.0)}],
+        [{".:in": add(0.3)}, {"./linear": scale(2.0)}],
     ],
 )
 @pytest.mark.filterwarnings("ignore:grad")
@@ -488,7 +489,8 @@ def test_hooks_of_the_users_before_and_between_and_after_keep_their_places(reent
         x, handles = X.clone().requires_grad_(), []
 
         def users(number):
-            handles.append(fc.register_forward_hook(lambda module, args, out: out * number + out.sin()))
+            curve = lambda module, args, out: out * number + out.sin()  # noqa: E731
+            handles.extend([fc.register_forward_hook(curve), fc.register_forward_hook(curve)])
             handles.append(fc.register_forward_pre_hook(lambda module, args: (args[0] * number + args[0].cos(),)))
 
         users(1.1)
@@ -514,3 +516,59 @@ def test_hooks_of_the_users_before_and_between_and_after_keep_their_places(reent
         return x.grad
 
     torch.testing.assert_close(go(True), go(False))
+
+
+@BOTH
+@pytest.mark.parametrize("edits", [{"fc": add(1.0), "./h": scale(2.0)}, {"./h": scale(2.0), "fc": add(1.0)}])
+def test_a_module_and_the_variable_that_takes_its_output(reentrant, edits):
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return torch.tanh(h) * h
+
+    model = Takes()
+
+    def go(checkpointed):
+        x = X.clone().requires_grad_()
+        with edit(model, edits):
+            y = checkpoint(model, x, use_reentrant=reentrant) if checkpointed else model(x)
+        y.pow(2).sum().backward()
+        return x.grad
+
+    torch.testing.assert_close(go(True), go(False))
+
+
+def test_a_backward_inside_a_change_runs_a_checkpoint_again_with_its_edits():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            return torch.tanh(h) * h
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            y = checkpoint(self.inner, x, use_reentrant=False)
+            loss = y.pow(2).sum()
+            return loss
+
+    model, found = Outer(), []
+
+    def look(v):
+        found.append(torch.autograd.grad(v, model.inner.fc.weight, retain_graph=True)[0])
+        return v
+
+    for site in (".", "./loss"):
+        with edit(model, {"inner/h": scale(3.0), site: look}):
+            model(X)
+    torch.testing.assert_close(*found)

@@ -2452,3 +2452,26 @@ def test_a_function_that_looks_at_its_own_variables_has_used_them():
         warnings.simplefilter("ignore")
         with edit(model, {"./r": scale(10.0)}):
             assert model(torch.ones(1)) == 2
+
+
+def test_a_session_that_a_change_opens_looks_inside_as_ever():
+    def forward(self, x):
+        h = x * 2
+        return h + 1
+
+    model, other, one = module_of(forward), module_of(forward), torch.ones(1)
+
+    def zeroed(v):
+        with edit(other, {"./h": zero()}):
+            return other(v)
+
+    with edit(model, {"./h": zeroed}):
+        assert model(one) == 2
+
+    def patched(v):
+        with capture(model, "./h") as seen:
+            model(one * 10)
+        return seen["./h"]
+
+    with edit(model, {"./h": patched}):
+        assert model(one) == 21

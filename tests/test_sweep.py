@@ -1,5 +1,7 @@
 """sweep: many edits in one forward, equal to one run each, and refused where rows are not independent."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -370,9 +372,10 @@ def test_numbers_that_are_no_tensors_cannot_be_told_apart():
             return {"h": h, "about": self.of(h)}
 
     x = torch.randn(2, 4)
-    for of in (lambda h: h.mean().item(), lambda h: h.argmax(-1).tolist()):
+    for of in (lambda h: h.mean().item(), lambda h: h.argmax(-1).tolist(), lambda h: bool((h == 0).all())):
         with pytest.raises(EditError, match="numbers that are no tensors"):
             sweep(Counts(of), x, [{}, {"fc": zero()}])
+    assert math.isnan(sweep(Counts(lambda h: math.nan), x, [{"fc": zero()}])[0]["about"])
     assert sweep(Counts(lambda h: ["a", 1, None]), x, [{"fc": zero()}])[0]["about"] == ["a", 1, None]
 
 

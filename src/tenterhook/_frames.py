@@ -39,7 +39,7 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
-_keys = itertools.count()
+keys = itertools.count()
 
 
 class Call(NamedTuple):
@@ -89,7 +89,7 @@ class Frames:
     changes = False  # whether the session changes values
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._key = next(_keys)
+        self.key = next(keys)  # larger than that of any session before
         self._modules = {id(module) for module in modules}
         self._functions: dict[types.CodeType, Any] = {}
         self._traced: dict[Any, Where] = {}  # those that a debugger has marked
@@ -113,7 +113,7 @@ class Frames:
     def is_new(self, frame: Any) -> bool:
         """Whether nothing was seen in this frame so far."""
         mark = frame.f_trace
-        return self._key not in mark.of if type(mark) is _Mark else frame not in self._traced
+        return self.key not in mark.of if type(mark) is _Mark else frame not in self._traced
 
     def where(self, frame: Any) -> Where:
         """Where a frame is; NOWHERE if in no forward of the model's."""
@@ -134,7 +134,7 @@ class Frames:
 
     def _known(self, frame: Any) -> Where | None:
         mark = frame.f_trace
-        return mark.of.get(self._key) if type(mark) is _Mark else self._traced.get(frame)
+        return mark.of.get(self.key) if type(mark) is _Mark else self._traced.get(frame)
 
     def _mark(self, frame: Any, where: Where) -> None:
         if where is NOWHERE:
@@ -143,7 +143,7 @@ class Frames:
         if mark is None and sys.gettrace() is None:  # else a debugger may be about to put its own there
             mark = frame.f_trace = _Mark()
         if type(mark) is _Mark:
-            mark.of[self._key] = where
+            mark.of[self.key] = where
             return
         for other in [other for other in self._traced if not is_running(other)]:
             del self._traced[other]

@@ -39,6 +39,7 @@ from tenterhook._frames import (
     is_call_of,
     is_plumbing,
     is_running,
+    keys,
     rebind,
     runs_module,
     variables,
@@ -59,7 +60,8 @@ _PROBABILITIES = "probabilities"
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
 
 
-_busy: set[int] = set()  # the threads in which somebody's function is being called
+# By thread, while somebody's function is called there: the first of the sessions since, the backward pass around it.
+_busy: dict[int, tuple[int, int]] = {}
 
 
 class _Here:
@@ -170,7 +172,7 @@ class Inside(Mode):
             self._code, self._skip = here.code, here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
         iterates = False
-        if _busy and threading.get_ident() in _busy:  # what a change or an observer computes is not the model's
+        if _busy and self._is_hidden():  # what a change or an observer computes is not the model's
             return func(*args, **kwargs) if kwargs else func(*args)
         if here.spots is None:
             iterates = frame.f_code.co_name == "__iter__"
@@ -310,15 +312,17 @@ class Inside(Mode):
         if not taps:
             return None
         thread = threading.get_ident()
-        was_busy = thread in _busy
-        _busy.add(thread)
+        before = _busy.get(thread)
+        _busy[thread] = next(keys), graph_task()
         try:
             return hand_to(taps, where.call.number, value, spot, **how)
         except TypeError as error:  # torch takes one inside an operator for its own
             raise RuntimeError(f"TypeError: {error}") from error
         finally:
-            if not was_busy:
-                _busy.discard(thread)
+            if before is None:
+                del _busy[thread]
+            else:
+                _busy[thread] = before
 
     def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
         """The taps of one address, when it is first met."""
@@ -367,7 +371,7 @@ class Inside(Mode):
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
         if self._is_elsewhere():
-            self._elsewhere = threading.get_ident() not in _busy
+            self._elsewhere = self._elsewhere or not self._is_hidden()
             return
         self._called.add(id(module))
         self._come_last(module)
@@ -405,8 +409,12 @@ class Inside(Mode):
         ]
 
     def _is_elsewhere(self) -> bool:
-        thread = threading.get_ident()
-        return thread in _busy or (thread != self._thread and not self.is_on())
+        return self._is_hidden() or (threading.get_ident() != self._thread and not self.is_on())
+
+    def _is_hidden(self) -> bool:
+        """Whether a change or an observer runs that was called while this session was open, and no checkpoint again."""
+        first, task = _busy.get(threading.get_ident(), (0, -1))
+        return self._frames.key < first and graph_task() == task
 
     def finish(self, failed: bool) -> None:
         """Before the session ends: see to the functions that have, unless an exception ended them."""

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook import _compiled
 from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
+from tenterhook._handles import Hook
 from tenterhook._inside import Bound, Calling, Inside
 from tenterhook._mode import Mode, Witness
 from tenterhook._replay import checkpoints
@@ -134,7 +135,7 @@ class Session:
                     self._orders = [(hooks, list(hooks)) for hooks, _ in self._later]
                     self._place_all(tap for tap in self.taps if tap.changes and _is_there(tap.site))
                     for hooks, later in self._later:
-                        ours = {_whose(hook): key for key, hook in hooks.items()}
+                        ours = {_whose(hook): key for key, hook in hooks.items() if isinstance(hook, Hook)}
                         _move_to_end(hooks, [ours.get(owner, key) for key, owner in later])
             with self._looking_inside():
                 yield
@@ -339,7 +340,7 @@ class Session:
         for hooks in tables.values():
             ours = {key for table, key in placed if table is hooks}
             for i, (key, hook) in enumerate(hooks.items()):
-                if key in ours and not isinstance(hook, After | Before):  # these are put first in any case
+                if key in ours and not isinstance(hook, After | Before | Calling):  # these are put first in any case
                     yield hooks, [(key, _whose(hook)) for key, hook in list(hooks.items())[i:]]
                     break
 
@@ -406,8 +407,12 @@ class Session:
 
 
 def _whose(hook: Any) -> object:
-    """What a hook is known by, which is another when it is placed again."""
-    return (type(hook), id(hook.tap)) if isinstance(hook, After | Before) else id(hook)
+    """What a hook of ours is known by when it is placed again; nothing for the user's, which stays where it is."""
+    if isinstance(hook, After | Before):
+        return type(hook), id(hook.tap)
+    if isinstance(hook, Bound | Calling):
+        return type(hook), id(hook.inside)
+    return id(hook) if isinstance(hook, Hook) else None
 
 
 def _move_to_end(hooks: Any, keys: list[int]) -> None:

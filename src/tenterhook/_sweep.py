@@ -22,6 +22,10 @@ from tenterhook._tree import Omitted, Path, can_have_gradient, describe, leaves,
 from tenterhook.changes import Change, Function, as_change
 
 Seen = dict[str, list[Tensor]]
+_OTHER_NUMBERS = (
+    "the model's output has numbers that are no tensors, and are others with more rows or another edit,"
+    " so they cannot be told apart by edit; run these edits one by one"
+)
 
 
 def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: int | None = None) -> list[Any]:
@@ -97,8 +101,7 @@ class _Batch:
                 raise EditError(f"{place} was never edited: no such value came in that forward")
             blocks.complain()
         if _constants(output) != self.constants:
-            what = "the model's output has numbers that are no tensors, and are others with more rows"
-            raise EditError(f"{what}, so they cannot be told apart by edit; run these edits one by one")
+            raise EditError(_OTHER_NUMBERS)
         dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
         parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
         clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
@@ -114,13 +117,16 @@ class _Batch:
         most = max(made, key=lambda i: _apart(made[i], self.alone))
         other = max(made, key=lambda i: _apart(made[i], made[most]))
         for i in {most, other}:
-            got = self._run_alone(edits[i])
-            if not _are_close(made[i], got) and _are_close(self._run_alone(edits[i]), got):  # else it is random
+            got, numbers = self._run_alone(edits[i])
+            if numbers != _constants(results[i]):
+                raise EditError(_OTHER_NUMBERS)
+            if not _are_close(made[i], got) and _are_close(self._run_alone(edits[i])[0], got):  # else it is random
                 raise _mixed(f"edit {i} of the list comes out different when other rows are beside its own")
 
-    def _run_alone(self, changes: Changes) -> dict[Path, Tensor]:
+    def _run_alone(self, changes: Changes) -> tuple[dict[Path, Tensor], list[str]]:
         with _Alone(self.model, changes):
-            return dict(leaves(call_with(self.model, _own(self.inputs))))
+            output = call_with(self.model, _own(self.inputs))
+        return dict(leaves(output)), _constants(output)
 
     def _call(self, n: int, places: "dict[str, _Blocks]") -> Any:
         repeated = []
@@ -276,11 +282,11 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _constants(value: Any) -> list[Any]:
+def _constants(value: Any) -> list[str]:
     """What is in a structure beside tensors, but for objects that nobody can compare."""
     found: list[Any] = []
     rebuild(value, lambda _, tensor: tensor, opaque=lambda x: found.append(noted(x)))
-    return [x for x in found if not isinstance(x, Omitted)]
+    return [repr(x) for x in found if not isinstance(x, Omitted)]
 
 
 def _mixed(what: str) -> EditError:
