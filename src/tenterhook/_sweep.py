@@ -1,7 +1,6 @@
 """sweep: many counterfactuals in one batched forward, each edit acting on its own rows."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -114,9 +113,8 @@ class _Batch:
         made = {i: dict(leaves(results[i])) for i, one in enumerate(edits) if one}
         if not made:
             return
-        most = max(made, key=lambda i: _apart(made[i], self.alone))
-        other = max(made, key=lambda i: _apart(made[i], made[most]))
-        for i in {most, other}:
+        most = _farthest(made, self.alone)
+        for i in {most, _farthest(made, made[most])}:
             got, numbers = self._run_alone(edits[i])
             if numbers != _constants(results[i]):
                 raise EditError(_OTHER_NUMBERS)
@@ -272,10 +270,17 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
 
-def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> float:
+def _farthest(made: dict[int, dict[Path, Tensor]], other: dict[Path, Tensor]) -> int:
+    """Which of several outputs has the largest difference from another; a device is waited for once."""
+    most = [_apart(one, other) for one in made.values()]
+    return list(made)[int(torch.stack(most).nan_to_num(torch.inf).argmax())]
+
+
+def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> Tensor:
     """The largest difference of two outputs."""
-    most = [float(torch.dist(_wide(a), _wide(others[path]), torch.inf)) for path, a in some.items() if a.numel()]
-    return torch.inf if any(map(math.isnan, most)) else max(most, default=0.0)
+    pairs = [(a, others[path]) for path, a in some.items() if a.numel()]
+    found = [torch.dist(_wide(a), _wide(b), torch.inf).double() for a, b in pairs]
+    return torch.stack([x.to(found[0].device) for x in found]).amax() if found else torch.zeros(())
 
 
 def _wide(tensor: Tensor) -> Tensor:
