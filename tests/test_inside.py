@@ -2475,3 +2475,11 @@ def test_a_session_that_a_change_opens_looks_inside_as_ever():
 
     with edit(model, {"./h": patched}):
         assert model(one) == 21
+
+
+def test_a_forward_without_arguments():
+    model = nn.Module()
+    model.forward = lambda: torch.ones(1) * 2
+    with capture(model, "./**") as seen:
+        model()
+    assert seen["./mul"] == 2

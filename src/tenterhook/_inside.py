@@ -405,7 +405,7 @@ class Inside(Mode):
             name
             for code in codes_of(module)
             for name in spots(code).rebound
-            if name.startswith(f"{code.co_varnames[0]}.")
+            if name.startswith(tuple(f"{first}." for first in code.co_varnames[:1]))
         ]
 
     def _is_elsewhere(self) -> bool:
@@ -529,14 +529,9 @@ class Inside(Mode):
             ):
                 continue  # another function has
             spot = here.spots.giving(name, frame.f_lasti)
-            if (
-                is_over
-                or not self._changes
-                or not (
-                    # A function that this one has called may have switched gradients off.
-                    (again or context() == where.call.context) and here.spots.is_fresh(name, frame.f_lasti)
-                )
-            ):
+            # A function that this one has called may have switched gradients off.
+            may_change = self._changes and not is_over and (again or context() == where.call.context)
+            if not may_change or not here.spots.is_fresh(name, frame.f_lasti):
                 self._reach(where, name, value, spot, late=True)
             elif (new := self._reach(where, name, value, spot, older=True)) is not None:
                 rebind(frame, name, new)
