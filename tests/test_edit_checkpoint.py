@@ -518,18 +518,21 @@ def test_hooks_of_the_users_before_and_between_and_after_keep_their_places(reent
     torch.testing.assert_close(go(True), go(False))
 
 
+class Takes(nn.Module):
+    """A variable takes what a module returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.fc(x)
+        return torch.tanh(h) * h
+
+
 @BOTH
 @pytest.mark.parametrize("edits", [{"fc": add(1.0), "./h": scale(2.0)}, {"./h": scale(2.0), "fc": add(1.0)}])
 def test_a_module_and_the_variable_that_takes_its_output(reentrant, edits):
-    class Takes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            h = self.fc(x)
-            return torch.tanh(h) * h
-
     model = Takes()
 
     def go(checkpointed):
@@ -543,19 +546,10 @@ def test_a_module_and_the_variable_that_takes_its_output(reentrant, edits):
 
 
 def test_a_backward_inside_a_change_runs_a_checkpoint_again_with_its_edits():
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            h = self.fc(x)
-            return torch.tanh(h) * h
-
     class Outer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = Inner()
+            self.inner = Takes()
 
         def forward(self, x):
             y = checkpoint(self.inner, x, use_reentrant=False)

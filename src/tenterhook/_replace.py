@@ -58,10 +58,7 @@ class Edit(Tap):
 
     def replace(self, value: Any, part: Any, new: Any) -> Any:
         if part is not value:
-            inside = dict(leaves(part)).values()
-            for tensor in inside if (shared := _others(value, part)) else ():
-                if id(tensor) in shared:
-                    _at_several_leaves[id(tensor)] = tensor
+            _note_several_leaves(value, part)
         return super().replace(value, part, new)
 
     def reach_again(self, part: Any, call: int) -> Any:
@@ -116,14 +113,12 @@ class Edit(Tap):
         since = _OLDER if self.older else since
         if part is value and type(part) is Tensor and not self.scope.frozen and not _is_older(part, since):
             return part, value
-        elsewhere = _others(value, part)
+        _note_several_leaves(value, part)
         copies: dict[int, Tensor] = {}
 
         def copy(path: Path, tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
                 own = self.scope.thaw(tensor)
-                if id(tensor) in elsewhere:
-                    _at_several_leaves[id(tensor)] = tensor
                 older = isinstance(value, Inputs) or _is_older(tensor, since)
                 shared = _is_at_several_leaves(tensor) or (older and not self.is_copied_for_us(tensor))
                 copies[id(tensor)] = own.clone() if shared and own is tensor and own.requires_grad else own
@@ -267,18 +262,19 @@ class PlainFunction(Edit):
 _at_several_leaves: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
+def _note_several_leaves(value: Any, part: Any) -> None:
+    """Note the tensors of a part that are also somewhere else in the value."""
+    inside = Counter(id(tensor) for _, tensor in leaves(part))
+    everywhere = Counter(id(tensor) for _, tensor in leaves(value))
+    shared = (everywhere - inside).keys() & inside.keys()
+    _at_several_leaves.update({id(tensor): tensor for _, tensor in leaves(part) if id(tensor) in shared})
+
+
 def _is_at_several_leaves(tensor: Tensor) -> bool:
     return _at_several_leaves.get(id(tensor)) is tensor
 
 
 _OLDER = Started(sys.maxsize, frozenset())
-
-
-def _others(value: Any, part: Any) -> set[int]:
-    """The tensors of a value that are also somewhere else in it than in a part."""
-    inside = Counter(id(tensor) for _, tensor in leaves(part))
-    everywhere = Counter(id(tensor) for _, tensor in leaves(value))
-    return (everywhere - inside).keys() & inside.keys()
 
 
 def _is_older(tensor: Tensor, since: Started | None) -> bool:
