@@ -1147,3 +1147,12 @@ def test_a_failure_at_one_of_many_sites_is_told():
     with pytest.warns(TenterhookWarning, match="a was never edited: its change failed"):
         with edit(model, {"*": add(torch.ones(3))}):
             model(X)
+
+
+def test_a_tensor_of_inference_mode_outside_of_it_has_figures():
+    with torch.inference_mode():
+        x = torch.ones(2, 4)
+    for change in (scale(3.0), lambda v: v * 3):
+        with edit(nn.Identity(), {".": change}) as edits:
+            edits._model(x)
+        assert next(iter(edits.report()))[3:] == ("2", "2")

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenterhook.record._gather import Gather, version_of
+from tenterhook._tree import version_of
+from tenterhook.record._gather import Gather
 from tenterhook.record._parts import divided
 from tenterhook.record._step import Histograms, Rows
 from tenterhook.stats import BINS, NUMBERS, Stats, _native

@@ -57,10 +57,10 @@ class Difference:
 
     def _keep(self, old: Any, new: Any) -> None:
         if self._change.is_pure and isinstance(old, Tensor):
-            self._put_off = ((_kept(old), version_of(old), None),)
+            self._put_off = ((*_kept(old), None),)
             self._made_with = self._change.version()
         elif type(old) is type(new) is Tensor:
-            self._put_off = ((_kept(old), version_of(old), new.detach().clone()),)
+            self._put_off = ((*_kept(old), new.detach().clone()),)
         else:
             before, after = dict(leaves(old)), dict(leaves(new))
             if before.keys() != after.keys():
@@ -68,7 +68,7 @@ class Difference:
             elif _holds_objects(old):
                 self.unknown = "what is no tensor in it was not compared"
             pairs = [(t, after.get(path)) for path, t in before.items()]
-            self._put_off = [(_kept(a), version_of(a), b.detach().clone()) for a, b in pairs if b is not None]
+            self._put_off = [(*_kept(a), b.detach().clone()) for a, b in pairs if b is not None]
 
     def _settle(self) -> None:
         pairs, self._put_off = self._put_off, None
@@ -130,10 +130,11 @@ def _holds_objects(value: Any) -> bool:
     return any(isinstance(x, Omitted) for x in found)
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _kept(tensor: Tensor) -> tuple[Tensor, int]:
+    """A tensor to keep, and its version."""
     if tensor.is_inference():
-        return tensor.clone()  # it would not tell if it were overwritten
-    return tensor.detach() if tensor.requires_grad else tensor
+        tensor = tensor.clone()  # it would not tell if it were overwritten
+    return tensor.detach() if tensor.requires_grad else tensor, version_of(tensor)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -105,8 +105,11 @@ def describe(value: Any) -> str:
 
 
 def version_of(tensor: Tensor) -> int:
-    """A number that changes with every write into the tensor; 0 for inference tensors, which have none."""
-    return 0 if tensor.is_inference() else tensor._version
+    """A number that changes with every write into a tensor; -1 for one of inference mode, which has none."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 def can_have_gradient(tensor: Tensor) -> bool:

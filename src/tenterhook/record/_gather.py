@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tenterhook._replay import unrecorded
+from tenterhook._tree import version_of
 from tenterhook.stats._cpu import SMALL, measure_large, measure_small
 from tenterhook.stats._native import Sheet, is_native, new_sheet
 from tenterhook.stats._plain import plain
@@ -258,14 +259,6 @@ def is_plain(tensor: Tensor) -> bool:
         and (tensor.data_ptr() >= _LOW or has_values(tensor))
         and is_native()
     )
-
-
-def version_of(tensor: Tensor) -> int:
-    """A number that changes with every write into a tensor; -1 if there is none."""
-    try:
-        return tensor._version
-    except RuntimeError:  # of inference mode
-        return -1
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tenterhook._handles import Hook
 from tenterhook._replay import saves_hooked, unrecorded
-from tenterhook._tree import children
-from tenterhook.record._gather import is_plain, is_wrapped, version_of
+from tenterhook._tree import children, version_of
+from tenterhook.record._gather import is_plain, is_wrapped
 from tenterhook.stats._native import mark_firing
 
 graph_task = torch._C._current_graph_task_id
