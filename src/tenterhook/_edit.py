@@ -61,9 +61,8 @@ class edit:
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            kind: Any = _PLAIN_KINDS[type(made)] if made.is_plain else None
-            site = plainly(model, selector, whole=True) if kind is not None else None
-            if site is not None:
+            kind: Any = made.is_plain and _PLAIN_KINDS[type(made)]
+            if kind and (site := plainly(model, selector, True)) is not None:
                 taps = [kind(site, made, scope)]
             else:
                 taps = [_tap(site, made, kind, scope) for site in resolve(model, selector)]
@@ -155,7 +154,7 @@ def _failed(tap: Edit) -> str:
 
 
 def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
-    if plain_kind is not None and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
+    if plain_kind and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
         return plain_kind(site, change, scope)
     if not known_when_made(site.address):
         raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")

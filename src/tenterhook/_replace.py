@@ -172,7 +172,8 @@ class PlainEdit(Edit):
     """
 
     change: Change
-    _first: tuple[Tensor, int] | None = None  # the value before the change at the first call, and its version
+    _first: Tensor | None = None  # the value before the change at the first call
+    _version = 0
 
     def __init__(self, site: Site, change: Change, scope: Scope) -> None:
         self.site = site
@@ -191,9 +192,10 @@ class PlainEdit(Edit):
             return self._go_the_long_way(module, args, last)
         change = self.change
         try:
-            new = change.function(last, *change.values)
+            new = change.operator(last, change.operand)
             if not self.applied:
-                self._first = (last.detach() if last.requires_grad else last, last._version)
+                self._version = last._version
+                self._first = last.detach() if last.requires_grad else last
                 self.applied = 1
                 return new
         except Exception:  # the long way fails too and says where, or keeps an inference tensor, which has no version
@@ -215,7 +217,7 @@ class PlainEdit(Edit):
     @property
     def difference(self) -> Difference:
         if self._first is not None:
-            self._differences.put_off(*self._first)
+            self._differences.put_off(self._first, self._version)
             self._first = None
         return self._differences
 

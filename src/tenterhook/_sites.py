@@ -135,9 +135,23 @@ def plainly(model: Any, selector: Selector, whole: bool = False) -> Site | None:
     """
     if type(selector) is not str or (plain := _plain(selector)) is None or not isinstance(model, nn.Module):
         return None
-    address, parts, is_whole = plain
-    module = None if whole and not is_whole else _descend(model, parts)
-    return None if module is None else Site(address, module, "module", False)
+    if whole and not plain.is_whole:
+        return None
+    module = model
+    for part in plain.parts:
+        children = module._modules
+        if type(children) is not dict:  # a ScriptModule
+            return None
+        child = children.get(part)
+        if child is None and (child := unwrap(module)._modules.get(part)) is None:
+            return None
+        module = child
+    if len(module._modules) == 1:
+        module = unwrap(module)
+    site = plain.site
+    if site is None or site.owner() is not module:
+        site = plain.site = Site(plain.address, module, "module", False)
+    return site
 
 
 def resolve(model: Any, selector: Selector) -> list[Site]:
@@ -243,30 +257,27 @@ def _loose_in(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.M
             yield from _loose_in(f"{name}.{key}", child, depth - 1)
 
 
+class _Plain:
+    """A text that needs only a canonical name to be looked up, and the site that it meant the last time."""
+
+    __slots__ = ("address", "is_whole", "parts", "site")
+
+    def __init__(self, address: Address, parts: tuple[str, ...]) -> None:
+        self.address = address
+        self.parts = parts
+        self.is_whole = address[3:] == WHOLE_OUTPUT
+        self.site: Site | None = None
+
+
 @lru_cache(maxsize=8192)
-def _plain(text: str) -> tuple[Address, tuple[str, ...], bool] | None:
-    """An address, its parts, and whether it is a whole output, if only a canonical name is to be looked up."""
+def _plain(text: str) -> _Plain | None:
     try:
         address = parse(text)
     except AddressError:
         return None
     parts = () if address.path == "." else tuple(address.path.split("."))
     is_plain = not (address.is_glob or address.inner or "\\" in address.path)
-    is_whole = address[3:] == WHOLE_OUTPUT
-    return (address, parts, is_whole) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
-
-
-def _descend(module: nn.Module, parts: tuple[str, ...]) -> nn.Module | None:
-    """The fast way down; None where `find` should look."""
-    for part in parts:
-        children = module._modules
-        if type(children) is not dict:  # a ScriptModule
-            return None
-        child = children.get(part)
-        if child is None and (child := unwrap(module)._modules.get(part)) is None:
-            return None
-        module = child
-    return unwrap(module) if len(module._modules) == 1 else module
+    return _Plain(address, parts) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
 
 
 def _resolve_text(model: nn.Module, text: str) -> list[Site]:
