@@ -2,7 +2,7 @@
 
     python benchmarks/watch.py            a table
     python benchmarks/watch.py --quick    fewer rounds, for a look
-    python benchmarks/watch.py --gpu      a GPT-2-small of 8 × 1024 tokens in bfloat16 on a CUDA device, and the kernel
+    python benchmarks/watch.py --gpu      GPT-2-small with 8 × 1024 tokens in bfloat16 on a CUDA device, and the kernel
 
 "default" is every 10th step within a budget of 3 %, after the first 20, of which each is sampled; "with the start"
 counts those too.
@@ -97,6 +97,24 @@ def gpt(words: int, width: int, depth: int, heads: int, rows: int, tokens: int) 
     return model, step
 
 
+def gpt2() -> tuple[nn.Module, Step]:
+    """transformers' own, as people train it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0)).to(device()).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(0, 50257, (8, 1024), device=device())
+
+    def step() -> None:
+        with torch.autocast(device(), torch.bfloat16):
+            loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return model, step
+
+
 def seconds(step: Step, many: int) -> float:
     wait()
     start = time.perf_counter()
@@ -161,11 +179,13 @@ def trainings(rounds: int) -> Rows:
 
 def on_gpu(rounds: int) -> Rows:
     rows: Rows = []
+    cases: dict[str, Make] = {"transformers' GPT-2-small": gpt2}
     for words in (50257, 50304):
-        make = functools.partial(gpt, words, 768, 12, 12, 8, 1024)
+        cases[f"plain GPT-2-small, {words:,} words"] = functools.partial(gpt, words, 768, 12, 12, 8, 1024)
+    for case, make in cases.items():
         _, step = make()
         seconds(step, 10)
-        name = f"GPT-2-small, {words:,} words, 8 × 1024, bfloat16"
+        name = f"{case}, 8 × 1024, bfloat16"
         rows.append((f"{name}: bare", "ms", f"{seconds(step, 30) * 1e3:.1f}", "–"))
         del step
         for what, kinds, every, limit in (

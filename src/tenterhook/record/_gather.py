@@ -106,6 +106,7 @@ class Gather:
         self.skipped = 0  # tensors that cannot be measured
         self.lost = 0  # those that were written into before they were
         self._at_once = at_once  # places that are measured without waiting, since; shared
+        self._noted: list[tuple[list[int], Tensor, int]] = []  # on a device: not yet looked at
         self._waiting: list[tuple[list[int], Tensor, int]] = []
         self._large: list[tuple[list[int], tuple[Any, Any]]] = []
         self._sheets: list[Sheet] = []
@@ -122,6 +123,21 @@ class Gather:
         self._take(places, tensor, version)
         now = version < 0 or (bool(self._at_once) and not self._at_once.isdisjoint(places))
         if self._waiting and (now or len(self._waiting) >= _TOGETHER or self._bytes >= self._room):
+            self.measure()
+
+    def note(self, places: list[int], tensor: Tensor) -> None:
+        """The same for one on a device, with the least that can be done while a model runs: code that runs once in a
+        while is slow. Whether it was noted before, for other places, is found out when all are measured.
+        """
+        version = version_of(tensor)
+        if not self._noted:
+            if torch.cuda.is_current_stream_capturing():  # a CUDA graph: nothing is computed yet
+                return
+            self._room = _room(tensor.device)
+        self._noted.append((places, tensor, version))
+        self._bytes += tensor.nbytes
+        now = version < 0 or (bool(self._at_once) and not self._at_once.isdisjoint(places))
+        if now or len(self._noted) >= _TOGETHER or self._bytes >= self._room:
             self.measure()
 
     def add_all(self, places: list[list[int]], tensors: list[Tensor]) -> None:
@@ -195,8 +211,37 @@ class Gather:
         self._waiting.append((places, tensor.detach() if tensor.requires_grad else tensor, version))
         self._bytes += tensor.nbytes
 
+    def _look_at_noted(self) -> dict[int, list[tuple[list[int], Tensor]]]:
+        """By device, those that can be measured as they are; the others wait with the rest."""
+        noted, self._noted = self._noted, []
+        known: dict[int, tuple[list[int], int]] = {}
+        ready: dict[int, list[tuple[list[int], Tensor]]] = {}
+        for places, tensor, version in noted:
+            before = known.get(id(tensor))
+            if before is not None and before[1] == version >= 0:
+                before[0].extend(places)
+                continue
+            known[id(tensor)] = places, version
+            if (
+                self._rows < _MOST
+                and tensor.dtype in _READY
+                and tensor.layout is torch.strided
+                and tensor.is_contiguous()
+                and not tensor.is_nested
+                and version >= 0
+                and tensor._version == version
+                and tensor.data_ptr() >= _LOW
+            ):
+                self._rows += 1
+                ready.setdefault(tensor.get_device(), []).append((places, tensor))
+            else:
+                self._take(places, tensor, version)
+        return ready
+
     def measure(self) -> None:
         """Measure all that waits."""
+        for found in self._look_at_noted().values() if self._noted else ():
+            self._on_device(found[0][1].device, found)
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
@@ -206,13 +251,16 @@ class Gather:
             else:
                 devices.setdefault(tensor.device, []).append((places, tensor))
         for device, found in devices.items():
-            kernel = _kernel() if device.type == "cuda" else None
-            if kernel is None:  # also where there is no Triton: right, but slow
-                self._on_host(found)
-                continue
-            with unrecorded():
-                rows = kernel([tensor.float() if tensor.dtype is torch.float64 else tensor for _, tensor in found])
-            self._launched.setdefault(device, []).append(([places for places, _ in found], *rows))
+            self._on_device(device, found)
+
+    def _on_device(self, device: torch.device, found: list[tuple[list[int], Tensor]]) -> None:
+        kernel = _kernel() if device.type == "cuda" else None
+        if kernel is None:  # also where there is no Triton: right, but slow
+            self._on_host(found)
+            return
+        with unrecorded():
+            rows = kernel([tensor.float() if tensor.dtype is torch.float64 else tensor for _, tensor in found])
+        self._launched.setdefault(device, []).append(([places for places, _ in found], *rows))
 
     def _on_host(self, found: list[tuple[list[int], Tensor]]) -> None:
         with unrecorded():
@@ -221,7 +269,7 @@ class Gather:
 
     def settle(self) -> None:
         """Measure what waits, and start copying to the host what was measured elsewhere."""
-        if not self._rows and not self._sheets and not self._launched:
+        if not self._rows and not self._noted and not self._sheets and not self._launched:
             return
         self.measure()
         for sheet in self._sheets:

@@ -124,6 +124,9 @@ class GradientHook:
             recorder.saw_backward()
         if grad is None or task in micro.asking or self.step != recorder.steps or not recorder.sampling:
             return
+        if type(grad) is Tensor and grad.is_cuda and not is_wrapped(grad):
+            micro.gather.note([*self.places], grad)
+            return
         # A sum hands one gradient on to all its terms: it is measured once.
         values = micro.values
         known = values.get(id(grad))
@@ -148,6 +151,7 @@ class OutputHook(Hook):
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
+        self._is_simple = not self._is_rectifier and self._limits is None
         # By the module before: over how many calls, which units have fired, and on which axis these are.
         self._alive: dict[str, tuple[int, Tensor | None, int]] = {}
 
@@ -160,8 +164,11 @@ class OutputHook(Hook):
             return  # validation, or a checkpoint that runs its function again
         if not again and recorder.micro.tasks:
             recorder.begin_call()
-        if isinstance(output, Tensor):
-            self._see((), output)
+        if type(output) is Tensor:
+            if output.is_cuda and self._is_simple and not is_wrapped(output):
+                self._note(output)
+            else:
+                self._see((), output)
         else:
             for path, tensor in tensors_in(output):
                 self._see(path, tensor)
@@ -171,6 +178,26 @@ class OutputHook(Hook):
             recorder.micro.modes[at] = module.training
             if module.affine and not any(p.requires_grad for p in module.parameters()):
                 recorder.micro.frozen.add(at)
+
+    def _note(self, tensor: Tensor) -> None:
+        """The same as `_see` for the one value of a module on a device."""
+        recorder = self.recorder
+        if recorder.measures_outputs:
+            place = self._outputs.get(())
+            if place is None:
+                place = self._outputs[()] = self._place((), "output", tensor.dtype)
+            recorder.micro.gather.note([place], tensor)
+        if recorder.measures_gradients and tensor.requires_grad:
+            hook = GradientHook(recorder)
+            self._ask_for_gradient((), tensor, hook)
+            if (handle := _hook_gradient(tensor, hook)) is not None:
+                recorder.part.handles.append(handle)
+
+    def _ask_for_gradient(self, path: Any, tensor: Tensor, hook: GradientHook) -> None:
+        own = self._gradients.get(path)
+        if own is None:
+            own = self._gradients[path] = self._place(path, "output_grad", tensor.dtype)
+        hook.places.append(own)
 
     def _see(self, path: Any, tensor: Tensor) -> None:
         if is_wrapped(tensor):  # inside vmap or grad of torch.func, where there are no values to read
@@ -193,10 +220,7 @@ class OutputHook(Hook):
                 handle = _hook_gradient(tensor, known.gradient)
                 if handle is not None:
                     recorder.part.handles.append(handle)
-            own = self._gradients.get(path)
-            if own is None:
-                own = self._gradients[path] = self._place(path, "output_grad", tensor.dtype)
-            known.gradient.places.append(own)
+            self._ask_for_gradient(path, tensor, known.gradient)
         if (self._is_rectifier or self._limits is not None) and recorder.measures_outputs:
             self._watch_units(tensor, place)
 

@@ -147,12 +147,10 @@ def stats_columns(steps: list[Step], names: dict[str, Any]) -> dict[str, Any]:
     pa = arrow()
     ids = pa.array(np.concatenate([step.ids for step in steps]))
     rows = Rows(ids, np.concatenate([step.rows.numbers for step in steps]), None)
-    found = [step.rows.sparse or Histograms.of(step.rows.histogram) for step in steps]
-    before = np.cumsum([0, *(len(one.bins) for one in found)])
-    starts = [one.starts[:-1] + start for one, start in zip(found, before, strict=False)]
-    offsets = pa.array(np.concatenate([*starts, before[-1:]]).astype(np.int32))
-    bins = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([one.bins for one in found]).astype(np.int16)))
-    counts = pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([one.counts for one in found])))
+    found = Histograms.joined([step.rows.sparse or Histograms.of(step.rows.histogram) for step in steps])
+    offsets = pa.array(found.starts.astype(np.int32))
+    bins = pa.ListArray.from_arrays(offsets, pa.array(found.bins.astype(np.int16)))
+    counts = pa.ListArray.from_arrays(offsets, pa.array(found.counts))
     some = rows.finite > 0
     columns: dict[str, Any] = {
         "step": np.repeat([step.number for step in steps], [len(step.rows) for step in steps]),

@@ -16,10 +16,11 @@ from torch.utils.hooks import RemovableHandle
 
 from tenterhook.record._gather import Gather, Scalars
 from tenterhook.record._places import Place
-from tenterhook.record._step import Histograms, Parameter, Rows, Step
+from tenterhook.record._step import Histograms, Layout, Parameter, Rows, Step
 from tenterhook.stats import BINS, NUMBERS
 
 _NOTHING = Gather(set())  # of a step that is not sampled
+_LAYOUTS = 16
 _MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
 
 
@@ -90,12 +91,10 @@ class Pending:
         """Whether it can be made without waiting for a device."""
         return all(micro.ready() for part in self.parts for micro in part.micros)
 
-    def make(self, places: Sequence[Place]) -> Step:
-        """The step, on the host."""
+    def make(self, places: Sequence[Place], layouts: dict[bytes, Layout]) -> Step:
+        """The step, on the host; the layouts of the last ones are kept."""
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
-        owners: list[int] = []
-        numbers: list[NDArray[np.float64]] = []
-        bins: list[NDArray[np.int32]] = []
+        found_rows: tuple[list[int], list[NDArray[np.float64]], list[Histograms]] = ([], [], [])
         for part in self.parts:
             step.rates += part.rates
             step.optimizers |= part.optimizers
@@ -111,12 +110,15 @@ class Pending:
                 step.backwards += len(found)
                 losses = [] if fell else [*losses, *found]  # those before belong to the step that was left out
                 step.skipped += fell + (facts[i].get("skipped", 0) > 0)
-                _collect(places, micro, facts[i], fell, part.unscaled_late, (owners, numbers, bins))
+                _collect(places, micro, facts[i], fell, part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
+        owners, numbers, histograms = found_rows
         if owners:
-            step.ids, merged, histograms, step.calls = _merge(owners, _joined(numbers), _joined(bins))
-            step.rows = Rows([places[i] for i in step.ids.tolist()], merged, histograms)
+            layout = _layout_of(np.array(owners), places, layouts)
+            step.ids, step.calls, step.kinds = layout.ids, layout.calls, layout.kinds
+            step.rows = Rows(layout.places, *_merged(layout, _joined(numbers), Histograms.joined(histograms)))
+            step.rows.which = layout.ids
         for part in self.parts:
             for micro in part.micros:
                 micro.gather.clear()
@@ -150,22 +152,26 @@ def _collect(
     """The rows of a micro-batch, each as often as it has places, with gradients as they are without a scale."""
     scaled = {"output_grad", "parameter_grad"} if late else {"output_grad"}
     scale = facts.get("scale") or 1.0
-    owners, numbers, bins = into
+    owners, numbers, histograms = into
     for block in micro.gather.blocks:
         its = [place for some in block.places for place in some]
         row_numbers, row_bins = block.arrays()
+        which = None  # of the block's rows are those of the places
         if len(its) != len(block.places):
             which = np.repeat(np.arange(len(block.places)), [len(some) for some in block.places])
-            row_numbers, row_bins = row_numbers[which], row_bins[which]
         if fell:
             kept = [i for i, place in enumerate(its) if places[place].what != "output_grad"]
-            its, row_numbers, row_bins = [its[i] for i in kept], row_numbers[kept], row_bins[kept]
+            its, which = [its[i] for i in kept], np.arange(len(its))[kept] if which is None else which[kept]
+        if which is not None:
+            row_numbers = row_numbers[which]
         if scale != 1.0:
+            row_bins, which = row_bins if which is None else row_bins[which], None
             mask = np.array([places[place].what in scaled for place in its], bool)
             row_numbers[mask], row_bins[mask] = divided(row_numbers[mask], row_bins[mask], scale)
+        sparse = Histograms.of(row_bins.astype(np.int32, copy=False))
         owners += its
         numbers.append(row_numbers)
-        bins.append(row_bins.astype(np.int32, copy=False))
+        histograms.append(sparse if which is None else sparse.in_order(which))
 
 
 def divided(
@@ -189,17 +195,22 @@ def _joined(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _merge(owners: list[int], numbers: NDArray[np.float64], bins: NDArray[np.int32]) -> tuple[Any, ...]:
-    """One row for each place, in their order: the places, the numbers, the histograms, how many went into each."""
-    which = np.array(owners)
-    order = np.argsort(which, kind="stable")
-    which, numbers = which[order], numbers[order]
-    first = np.concatenate([[True], which[1:] != which[:-1]])
-    if first.all():
-        return which, numbers, Histograms.of(bins).in_order(order), np.ones(len(which), int)
-    starts = np.flatnonzero(first)
+def _layout_of(owners: NDArray[np.int64], places: Sequence[Place], layouts: dict[bytes, Layout]) -> Layout:
+    key = owners.tobytes()
+    if key not in layouts:
+        if len(layouts) >= _LAYOUTS:
+            layouts.clear()
+        layouts[key] = Layout(owners, places)
+    return layouts[key]
+
+
+def _merged(layout: Layout, numbers: NDArray[np.float64], histograms: Histograms) -> tuple[Any, Histograms]:
+    """One row for each place, in their order: the numbers and the histograms."""
+    numbers, histograms = numbers[layout.order], histograms.in_order(layout.order)
+    starts = layout.starts
+    if len(starts) == len(numbers):
+        return numbers, histograms
     merged = np.add.reduceat(numbers, starts)
     merged[:, _MIN] = np.minimum.reduceat(numbers[:, _MIN], starts)
     merged[:, _MAX] = np.maximum.reduceat(numbers[:, _MAX], starts)
-    calls = np.diff(np.concatenate([starts, [len(which)]]))
-    return which[starts], merged, Histograms.of(np.add.reduceat(bins[order], starts)), calls
+    return merged, Histograms.of(np.add.reduceat(histograms.dense(), starts))

@@ -29,7 +29,7 @@ from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
-from tenterhook.record._step import Step
+from tenterhook.record._step import Layout, Step
 from tenterhook.record._stepping import Stepping, is_stepping
 from tenterhook.record._weights import Weights
 
@@ -69,6 +69,7 @@ class Recorder:
         self._at_once: set[int] = set()
         self._pending: list[Pending] = []
         self._samples = 0  # those of them that were sampled
+        self._layouts: dict[bytes, Layout] = {}
         self._current: Pending | None = None
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
@@ -352,7 +353,7 @@ class Recorder:
 
     def _hand_on(self, wait: bool) -> None:
         while self._pending and (wait or len(self._pending) > 8 or self._pending[0].ready()):
-            self._take(self._pending.pop(0).make(self.places.all))
+            self._take(self._pending.pop(0).make(self.places.all, self._layouts))
 
     def _begin_part(self) -> None:
         sampled = self.schedule.wants(self.steps) if not self._stepped else self.sampling

@@ -27,8 +27,18 @@ class Histograms:
         starts = np.searchsorted(used, np.arange(len(dense) + 1) * BINS)
         return cls(starts, used & BINS - 1, dense.ravel()[used])
 
+    @classmethod
+    def joined(cls, some: Sequence["Histograms"]) -> "Histograms":
+        """Those of all rows of some."""
+        if len(some) == 1:
+            return some[0]
+        before = np.cumsum([0, *(len(one.bins) for one in some)])
+        starts = [one.starts[:-1] + start for one, start in zip(some, before, strict=False)]
+        bins, counts = (np.concatenate([getattr(one, name) for one in some]) for name in ("bins", "counts"))
+        return cls(np.concatenate([*starts, before[-1:]]), bins, counts)
+
     def in_order(self, order: NDArray[np.int64]) -> "Histograms":
-        """The same with its rows in another order."""
+        """The same with its rows in another order, some of them more than once or left out."""
         sizes = np.diff(self.starts)[order]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         at = np.repeat(self.starts[:-1][order] - starts[:-1], sizes) + np.arange(starts[-1])
@@ -124,6 +134,31 @@ class Rows:
         return Stats(**values, histogram=bins)
 
 
+Kinds = dict[str, tuple[NDArray[np.int64], list[Place], NDArray[np.int64]]]
+
+
+def kinds_of(places: Sequence[Place]) -> Kinds:
+    """By kind of value: which rows are of it, their places, and the numbers of these."""
+    rows: dict[str, list[int]] = {}
+    for i, place in enumerate(places):
+        rows.setdefault(place.what, []).append(i)
+    found = {kind: (np.array(which), [places[i] for i in which]) for kind, which in rows.items()}
+    return {kind: (which, its, np.array([p.number for p in its])) for kind, (which, its) in found.items()}
+
+
+class Layout:
+    """Whose the rows of a step are. It is the same for most steps, so that it is worked out once."""
+
+    def __init__(self, owners: NDArray[np.int64], places: Sequence[Place]) -> None:
+        self.order = np.argsort(owners, kind="stable")
+        which = owners[self.order]
+        self.starts = np.flatnonzero(np.concatenate([[True], which[1:] != which[:-1]]))
+        self.ids = which[self.starts]
+        self.calls = np.diff(np.concatenate([self.starts, [len(which)]]))
+        self.places = [places[i] for i in self.ids.tolist()]
+        self.kinds = kinds_of(self.places)
+
+
 NO_ROWS = Rows((), np.zeros((0, len(NUMBERS))), Histograms.of(np.zeros((0, BINS), np.int32)))
 
 
@@ -164,17 +199,21 @@ class Step:
     frozen: set[tuple[str, str]] = field(default_factory=set)  # those of them whose weights are not trained
     parameters: Sequence[Parameter] = ()
     classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
-    _kinds: dict[str, Rows] | None = None
+    kinds: Kinds | None = None  # of the rows, where it is known
+    _of: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, what: str) -> Rows:
         """The rows of one kind, in the order in which the model reaches them."""
-        if self._kinds is None:
-            self._kinds = {}
-            rows: dict[str, list[int]] = {}
-            for i, place in enumerate(self.rows.places):
-                rows.setdefault(place.what, []).append(i)
-            self._kinds = {kind: self.rows.where(np.array(which)) for kind, which in rows.items()}
-        return self._kinds.get(what, NO_ROWS)
+        found = self._of.get(what)
+        if found is None:
+            if self.kinds is None:
+                self.kinds = kinds_of(self.rows.places)
+            if what not in self.kinds:
+                return NO_ROWS
+            rows, places, which = self.kinds[what]
+            found = self._of[what] = Rows(places, self.rows.numbers[rows], (self.rows, rows))
+            found.which = which
+        return found
 
     @functools.cached_property
     def order(self) -> dict[tuple[str, str], int]:
