@@ -110,10 +110,10 @@ class GradientHook:
     __slots__ = ("places", "recorder", "step")
     __torch_unserializable__ = True  # torch.save leaves it out, and need not warn of that
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Any, places: list[int]) -> None:
         self.recorder = recorder
         self.step = recorder.steps
-        self.places: list[int] = []
+        self.places = places
 
     @guarded
     def __call__(self, grad: Tensor | None) -> None:
@@ -147,7 +147,7 @@ class OutputHook(Hook):
         self.module = weakref.ref(module)
         self.kind = type(module).__name__
         self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
-        self._gradients: dict[tuple[Any, ...], int] = {}
+        self._gradients: dict[tuple[Any, ...], list[int]] = {}
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
         self._limits = _SATURATING.get(type(module))
@@ -188,16 +188,15 @@ class OutputHook(Hook):
                 place = self._outputs[()] = self._place((), "output", tensor.dtype)
             recorder.micro.gather.note([place], tensor)
         if recorder.measures_gradients and tensor.requires_grad:
-            hook = GradientHook(recorder)
-            self._ask_for_gradient((), tensor, hook)
-            if (handle := _hook_gradient(tensor, hook)) is not None:
+            handle = _hook_gradient(tensor, GradientHook(recorder, self._gradients.get(()) or self._asked((), tensor)))
+            if handle is not None:
                 recorder.part.handles.append(handle)
 
-    def _ask_for_gradient(self, path: Any, tensor: Tensor, hook: GradientHook) -> None:
-        own = self._gradients.get(path)
-        if own is None:
-            own = self._gradients[path] = self._place(path, "output_grad", tensor.dtype)
-        hook.places.append(own)
+    def _asked(self, path: Any, tensor: Tensor) -> list[int]:
+        """The place of a value's gradient, alone in a list."""
+        if path not in self._gradients:
+            self._gradients[path] = [self._place(path, "output_grad", tensor.dtype)]
+        return self._gradients[path]
 
     def _see(self, path: Any, tensor: Tensor) -> None:
         if is_wrapped(tensor):  # inside vmap or grad of torch.func, where there are no values to read
@@ -216,11 +215,11 @@ class OutputHook(Hook):
                 micro.gather.add(known.places, tensor, known.version)
         if recorder.measures_gradients and tensor.requires_grad:
             if known.gradient is None:
-                known.gradient = GradientHook(recorder)
+                known.gradient = GradientHook(recorder, [])
                 handle = _hook_gradient(tensor, known.gradient)
                 if handle is not None:
                     recorder.part.handles.append(handle)
-            self._ask_for_gradient(path, tensor, known.gradient)
+            known.gradient.places += self._asked(path, tensor)
         if (self._is_rectifier or self._limits is not None) and recorder.measures_outputs:
             self._watch_units(tensor, place)
 

@@ -33,6 +33,8 @@ class Weights:
         self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
         self._kept: dict[int, Tensor] = {}
         self._samples = 0
+        self._state: list[Any] = []  # what the facts were made of
+        self._facts: list[Parameter] = []
         self._has_room = True
         self._memory: dict[str, Any] = {}
 
@@ -118,22 +120,17 @@ class Weights:
         if self._samples > _OFTEN and self._samples % _SELDOM:
             return []
         mine = set(map(id, self._tensors))
-        found: list[Parameter] = []
-        for model in self._models.all:
-            if not mine.isdisjoint(model.parameters):
-                found += [
-                    Parameter(
-                        model.name,
-                        site,
-                        trainable=tensor.requires_grad,
-                        has_gradient=tensor.grad is not None,
-                        rate=rates.get(id(tensor)),
-                        size=tensor.numel(),
-                    )
-                    for site, tensor in model.each_parameter()
-                    if not isinstance(tensor, nn.UninitializedParameter)
-                ]
-        return found
+        models = [model for model in self._models.all if not mine.isdisjoint(model.parameters)]
+        each = [(model.name, site, tensor) for model in models for site, tensor in model.each_parameter()]
+        state = [(id(p), p.requires_grad, p.grad is not None, rates.get(id(p))) for _, _, p in each]
+        if state != self._state:  # else nothing new is made, which Python's garbage collection would look through
+            self._state = state
+            self._facts = [
+                Parameter(model, site, trainable=trainable, has_gradient=graded, rate=rate, size=tensor.numel())
+                for (model, site, tensor), (_, trainable, graded, rate) in zip(each, state, strict=True)
+                if not isinstance(tensor, nn.UninitializedParameter)
+            ]
+        return self._facts
 
     def _affordable(self, moved: list[int]) -> bool:
         """Whether there is room for a copy of the weights while the optimizer steps."""
