@@ -1156,3 +1156,75 @@ def test_a_tensor_of_inference_mode_outside_of_it_has_figures():
         with edit(nn.Identity(), {".": change}) as edits:
             edits._model(x)
         assert next(iter(edits.report()))[3:] == ("2", "2")
+
+
+class Collects(nn.Module):
+    """Takes the last of what it is given, in a list and in other containers, and puts its own there."""
+
+    def forward(self, x, skips, cache, state):
+        h = x * 2 + skips.pop() + cache["h"] + state.h
+        skips.insert(0, h)
+        cache["n"] = cache.pop("n") + 1
+        cache["h"] = h * 3
+        cache["new"] = [h]
+        cache["inner"].append(h)
+        state.h = h * 5
+        return h
+
+
+@dataclass
+class State:
+    h: torch.Tensor
+
+
+class Caller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = Collects()
+
+    def forward(self, x):
+        skips, inner = [x * 7, x], [x]
+        cache, state = {"h": x, "n": 1, "inner": inner}, State(x)
+        h = self.b(x, skips, cache, state=state)
+        first = [h, *skips, cache["h"], *cache["new"], *inner, state.h]
+        assert len(skips) == 2 and cache["n"] == 2 and list(cache) == ["h", "inner", "n", "new"]
+        h = self.b(x, skips, cache, state=state)
+        return torch.stack([*first, h, *skips, cache["h"], *cache["new"], *inner, state.h])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grad(b:in)": scale(1.0)},
+        {"grad(b:in[skips][-1])": scale(1.0)},
+        {"b:in[skips][0]": scale(1.0)},
+        {"b:in[cache][h]": scale(1.0)},
+        {"b:in[cache][inner]": lambda v: None},
+        {"b:in[state]": lambda v: None},
+        {"b:in": lambda v: None},
+        {"b:in": lambda v: None, "grad(b:in)": scale(1.0)},
+    ],
+    ids=str,
+)
+def test_what_a_module_puts_into_a_container_reaches_the_caller(changes):
+    model, x = Caller(), torch.ones(2, requires_grad=True)
+    truth = model(x)
+    (grad,) = torch.autograd.grad(truth.sum(), x)
+    with edit(model, changes), edit(model, {"b:in[state][h]": scale(1.0)}):
+        out = model(x)
+        assert torch.equal(out, truth)
+        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], grad)
+    with capture(model, "grad(b:in)", frozen=True):
+        assert torch.equal(model(x.detach()), truth)
+
+
+def test_what_stays_in_an_edited_list_is_the_callers_own():
+    class Pops(nn.Module):
+        def forward(self, skips):
+            return skips.pop(0) * 1
+
+    model, a, b = Pops(), torch.ones(2), torch.ones(2)
+    skips = [a, b]
+    with edit(model, {".:in": lambda v: [x * 10 for x in v]}):
+        assert model(skips).tolist() == [10, 10]
+    assert len(skips) == 1 and skips[0] is b

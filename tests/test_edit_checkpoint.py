@@ -566,3 +566,47 @@ def test_a_backward_inside_a_change_runs_a_checkpoint_again_with_its_edits():
         with edit(model, {"inner/h": scale(3.0), site: look}):
             model(X)
     torch.testing.assert_close(*found)
+
+
+class WritesUnused(nn.Module):
+    """Writes into a tensor in place and drops the result, under a checkpoint or not."""
+
+    def __init__(self, reentrant=None):
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+        self.reentrant = reentrant
+
+    def inner(self, x):
+        h = self.a(x)
+        self.act(h)
+        return self.b(h)
+
+    def forward(self, x):
+        return (
+            self.inner(x) if self.reentrant is None else checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        ).pow(2)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:.*was never edited")
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("address", ["grad(act:in)", "act:in"])
+def test_what_a_module_writes_into_its_input_is_carried_over_in_the_recomputation(reentrant, inside, address):
+    plain, wrapped = WritesUnused(), WritesUnused(reentrant)
+    wrapped.load_state_dict(plain.state_dict())
+    same(run(wrapped, {address: scale(1.0)}, inside=inside), run(plain, {}))
+
+
+def test_a_frozen_capture_of_what_is_written_into_under_a_checkpoint():
+    plain, wrapped = WritesUnused(), WritesUnused(False)
+    wrapped.load_state_dict(plain.state_dict())
+    grads = []
+    for model in (plain, wrapped):
+        model.a.requires_grad_(False)
+        with capture(model, "grad(act:in)", frozen=True) as seen:
+            model(X).sum().backward()
+        grads.append((model.b.weight.grad, seen["grad(act:in)"]))
+    model.zero_grad()
+    plain.zero_grad()
+    plain(X).sum().backward()
+    torch.testing.assert_close(grads[1], (plain.b.weight.grad, grads[0][1]))

@@ -16,7 +16,7 @@ from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._scope import Scope, graph_task, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
-from tenterhook._tap import Started, Tap, replaced, with_part
+from tenterhook._tap import Started, Tap, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
 from tenterhook.changes import Change, Function
 
@@ -140,9 +140,8 @@ class Edit(Tap):
         if not self.site.wide and torch.is_grad_enabled() and not any(t.requires_grad for _, t in once.values()):
             raise EditError(f"{self.site.at(call)} cannot be edited: {self.missed or 'its value has no tensor'}")
 
-    def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
+    def await_shares(self, own: Any, part: Any, call: int, given: Inputs) -> None:
         self.hook_leaves(own, call)
-        self.pending[frame] = (None, list(replaced(part, own)))
 
     def swap(self, tensor: Tensor) -> None:
         """Put the changed value into a parameter or buffer, until `swap_back`."""

@@ -12,7 +12,7 @@ import copy
 import functools
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator, Set
+from collections.abc import Container, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from tenterhook._replay import Replays, may_be_checkpointed
 from tenterhook._scope import Scope, graph_task, here
 from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
+from tenterhook._standin import Standins
 from tenterhook._tree import (
     Path,
     can_have_gradient,
@@ -132,20 +133,25 @@ class Tap(Hook):
             new = self.reach_again(part, call) if again else self.reach(part, call)
             if new is None:
                 return None
+            whole = self.replace(value, part, new)
             if address.role == "in":
-                self.pending[frame] = (None, list(replaced(part, new)))
-            return _handed_back(self.replace(value, part, new))
+                self.pending[frame] = (None, Standins(value, whole))
+            return _handed_back(whole)
         return self._reach_gradient(part, value, call, frame, has_graph)
 
     def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
         own, whole = self.own(part, value, self.started.pop(frame, None) if self.needs_before else None)
+        shares = None
         if has_graph and self.scope.is_open:
             if not isinstance(part, Tensor):
                 self.expect(part, call)
             if isinstance(value, Inputs):
-                self.await_shares(own, part, call, value, frame)
+                shares = self.await_shares(own, part, call, value)
             else:
                 self.hook_leaves(own, call)
+        if isinstance(value, Inputs):
+            # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
+            self.pending[frame] = (shares, None if whole is value else Standins(value, whole))
         return None if whole is value else _handed_back(whole)
 
     def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
@@ -248,12 +254,11 @@ class Tap(Hook):
         for checkpoint in around if self.changes or self.site.kind == "inner" else ():
             self.scope.again_in(checkpoint)
 
-    def await_shares(self, own: Any, part: Any, call: int, given: Inputs, frame: int) -> None:
+    def await_shares(self, own: Any, part: Any, call: int, given: Inputs) -> OwnShares | None:
         """Before the forward: note whose gradients are wanted; `after` finds who used them."""
-        inputs, copies = [], []
+        inputs = []
         for (path, tensor), (_, original) in zip(leaves(own), leaves(part), strict=True):
             if tensor is not original:  # a copy that only this module will use
-                copies.append((tensor, tensor._version, original))
                 self.hook(tensor, call, path)
             elif tensor.requires_grad and torch.is_grad_enabled():
                 if self.is_copied_for_us(tensor):  # likewise, and edited first
@@ -264,8 +269,7 @@ class Tap(Hook):
                 inputs.append(Input(tensor, arrive, hook, self._cannot_share))
             else:
                 self.missed = self._why_no_gradient(tensor, call)
-        # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
-        self.pending[frame] = (OwnShares(inputs, given), copies)
+        return OwnShares(inputs, given)
 
     def _hook_handed_on(self, tensor: Tensor, call: int, path: Path) -> None:
         self.note = "the module hands this input on, so the gradient is that of all users of the tensor"
@@ -276,15 +280,8 @@ class Tap(Hook):
 
     def after(self, frame: int, module: nn.Module, given: Any, output: Any) -> Any:
         """After the forward: hook whatever used the inputs. Returns another output, or None."""
-        shares, copies = self.pending.pop(frame, (None, ()))
-        new = None
-        for copied, version, original in copies:
-            # Where the module wrote into its input, the caller's tensor must see that.
-            if _was_written(copied, version) and copied.shape == original.shape:
-                follows = copied.requires_grad and not (original.is_leaf and original.requires_grad)
-                with torch.set_grad_enabled(follows and torch.is_grad_enabled()):
-                    original.copy_(copied)
-                new = original if output is copied else new
+        shares, standins = self.pending.pop(frame, (None, None))
+        new = None if standins is None else standins.carry_back(output)
         if shares is not None:
             for handle in shares.hook(module, given, output):
                 self.scope.add(handle)
@@ -351,20 +348,6 @@ def later_site_first(tensor: Tensor, tap: Tap) -> None:
 def _owner(hook: Any) -> Any:
     """The tap that waits for a gradient."""
     return getattr(getattr(hook, "func", None), "__self__", None)
-
-
-def replaced(old: Any, new: Any) -> Iterator[tuple[Tensor, Any, Tensor]]:
-    """The tensors that took the place of others, with their versions."""
-    after = dict(leaves(new))
-    for path, tensor in leaves(old):
-        other = after.get(path, tensor)
-        if other is not tensor:
-            yield other, other.clone() if other.is_inference() else other._version, tensor
-
-
-def _was_written(tensor: Tensor, version: Any) -> bool:
-    """Whether a tensor has changed since; one of inference mode does not count, so it was copied."""
-    return not torch.equal(tensor, version) if isinstance(version, Tensor) else tensor._version != version
 
 
 def _handed_back(value: Any) -> Any:
