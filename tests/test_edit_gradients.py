@@ -548,3 +548,42 @@ def test_one_argument_of_several_that_are_one_tensor_beside_an_edit_of_all():
     with edit(model, {"grad(attention:in)": scale(1.0), "grad(attention:in[0])": zero()}):
         mine = torch.autograd.grad(model(x), model.fc.weight)[0]
     torch.testing.assert_close(mine, truth)
+
+
+class Both(nn.Module):
+    """Hands its input on, beside what it makes of it."""
+
+    def forward(self, x):
+        return x, x * 3
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["nested", "one session"])
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"grad(0:in)": scale(1.0)}, {"0:in": scale(1.0)}, {"0:in": lambda v: v, "grad(0:in)": scale(1.0)}],
+    ids=str,
+)
+def test_an_input_that_is_handed_on_is_older_than_the_call_although_it_was_edited(more, outside, mixed):
+    model, x = nn.Sequential(Both()), torch.ones(2, requires_grad=True)
+    sessions = [{"grad(0[0])": scale(10.0)}, more] if not mixed else [{"grad(0[0])": scale(10.0), **more}]
+    with contextlib.ExitStack() as stack:
+        for changes in reversed(sessions) if outside else sessions:
+            stack.enter_context(edit(model, changes))
+        a, b = model(x * 1)
+        (a.sum() + b.sum()).backward()
+    assert x.grad.tolist() == [13, 13]
+
+
+def test_an_input_that_is_handed_on_by_a_module_that_calls_itself():
+    class Twice(nn.Module):
+        def forward(self, x, again=True):
+            if again:
+                a, b = self(x, False)
+                return a * 2, x * 3 + b
+            return x, x * 5
+
+    model, x = Twice(), torch.ones(2, requires_grad=True)
+    with edit(model, {"grad(.:out[0]@1)": scale(10.0), ".:in[0]": scale(1.0)}):
+        sum(part.sum() for part in model(x * 1)).backward()
+    assert x.grad.tolist() == [28, 28]

@@ -134,25 +134,30 @@ class Tap(Hook):
             if new is None:
                 return None
             whole = self.replace(value, part, new)
-            if address.role == "in":
-                self.pending[frame] = (None, Standins(value, whole))
-            return _handed_back(whole)
-        return self._reach_gradient(part, value, call, frame, has_graph)
-
-    def _reach_gradient(self, part: Any, value: Any, call: int, frame: int, has_graph: bool) -> Any:
-        own, whole = self.own(part, value, self.started.pop(frame, None) if self.needs_before else None)
-        shares = None
-        if has_graph and self.scope.is_open:
-            if not isinstance(part, Tensor):
-                self.expect(part, call)
             if isinstance(value, Inputs):
-                shares = self.await_shares(own, part, call, value)
-            else:
-                self.hook_leaves(own, call)
+                self._await_after(module, frame, None, value, whole)
+            return _handed_back(whole)
+        own, whole = self.own(part, value, self.started.pop(frame, None) if self.needs_before else None)
+        shares = self._reach_gradient(own, part, value, call) if has_graph and self.scope.is_open else None
         if isinstance(value, Inputs):
-            # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
-            self.pending[frame] = (shares, None if whole is value else Standins(value, whole))
+            self._await_after(module, frame, shares, value, whole)
         return None if whole is value else _handed_back(whole)
+
+    def _reach_gradient(self, own: Any, part: Any, value: Any, call: int) -> OwnShares | None:
+        if not isinstance(part, Tensor):
+            self.expect(part, call)
+        if isinstance(value, Inputs):
+            return self.await_shares(own, part, call, value)
+        self.hook_leaves(own, call)
+        return None
+
+    def _await_after(self, module: Any, frame: int, shares: OwnShares | None, given: Inputs, new: Inputs) -> None:
+        """Before the forward: what `after` will need, and for whom the call only begins now."""
+        # torch calls the hooks before and after one forward from one frame, whatever else happens in between.
+        self.pending[frame] = (shares, None if new is given else Standins(given, new))
+        for hook in module._forward_pre_hooks.values() if new is not given else ():
+            if isinstance(hook, Before):
+                hook.restart(frame)
 
     def own(self, part: Any, value: Any, since: Started | None) -> tuple[Any, Any]:
         """The part whose gradient will be hooked, and the value with it in place, which the model goes on with."""
@@ -317,6 +322,12 @@ class Before(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         given = {tensor.grad_fn for _, tensor in leaves(args)}
         self.tap.started[id(sys._getframe(1))] = Started(torch._C._autograd._get_sequence_nr(), given)
+
+    def restart(self, frame: int) -> None:
+        """What took the place of an input is as old as that."""
+        if frame in self.tap.started:
+            since = self.tap.started[frame]
+            self.tap.started[frame] = since._replace(number=torch._C._autograd._get_sequence_nr())
 
 
 class Unsaved(functools.partial[Any]):
