@@ -132,3 +132,56 @@ def test_everything_and_globs_go_into_every_call(model):
     assert [row[1] for row in edits.report()] == ["2×", "2×"]
     with pytest.raises(IndexError, match=r"0: index 9 is out of bounds .*; it is 3×4 float32"):
         seen.patch("0", at=(slice(None), 9))
+
+
+class Same(nn.Module):
+    """Gets one tensor at several leaves, and returns one at several."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.inner = nn.Linear(4, 4), nn.Bilinear(4, 4, 4)
+
+    def forward(self, x):
+        h = self.fc(x)
+        h = self.inner(h, h) * h
+        return {"last": h, "all": (h, h * 2)}
+
+
+@pytest.mark.parametrize("address", ["grad(0.inner:in)", "grad(0)", "grad(**)", "grad(**:in)"])
+@pytest.mark.parametrize("at", [None, (slice(None), [0, 2])])
+def test_gradients_patched_into_their_own_run_change_nothing_where_leaves_are_one_tensor(address, at):
+    class Uses(nn.Module):
+        def forward(self, out):
+            return out["last"].pow(2) + out["all"][0].sin() + out["all"][1]
+
+    model = nn.Sequential(Same(), Uses())
+    with capture(model, address) as seen:
+        model(A).sum().backward()
+    truth = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    with edit(model, seen.patch(at=at)) as edits:
+        model(A).sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], truth)
+    assert not edits.report().silent
+
+
+def test_the_only_argument_is_a_structure():
+    class Sum(nn.Module):
+        def forward(self, parts):
+            return parts["a"] + parts["b"][0]
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sum = Sum()
+
+        def forward(self, x, keyword):
+            parts = {"a": x, "b": [x * 2]}
+            return self.sum(parts=parts) if keyword else self.sum(parts)
+
+    model = Calls()
+    for keyword in (False, True):
+        with capture(model, "sum:in") as seen:
+            truth = model(A, keyword)
+        with edit(model, seen.patch()):
+            assert torch.equal(model(B, keyword), truth)

@@ -15,7 +15,7 @@ from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tap import part_of
 from tenterhook._tree import Omitted, Path, describe, itself, leaves, paths_of, rebuild
-from tenterhook.changes import Change, replace
+from tenterhook.changes import Change, Function, replace
 from tenterhook.changes import at as at_index
 
 
@@ -46,41 +46,42 @@ class Captured:
     def __getitem__(self, address: Selector) -> Any:
         found = self._find(address)
         if len(found) == 1:
-            return found[0][1]
+            return _shown(found[0][1])
         raise AmbiguousError(_ambiguous(str(address), found))
 
     def calls(self, address: Selector) -> list[Any]:
         """Every value at an address, one per call (and, for a gradient, per backward pass), in order."""
-        return [value for _, value in self._find(address)]
+        return [_shown(value) for _, value in self._find(address)]
 
-    def patch(self, *addresses: Selector, at: Any = None) -> dict[str, Change]:
+    def patch(self, *addresses: Selector, at: Any = None) -> dict[str, Change | Function]:
         """What was captured, as changes: `edit(model, seen.patch("layer3"))` puts it into another run.
 
         Without an address: everything. Each leaf and each call goes where it came from; what was captured at one call
         only goes into every call. `at` limits it to an index, as in `seen.patch("layer3", at=(slice(None), 5))`.
         """
-        changes: dict[str, Change] = {}
+        changes: dict[str, Change | Function] = {}
         for asked in addresses or tuple(self):
             found = self._find(asked)
             calls = Counter(address._replace(call=None) for address, _ in found)
             for address, value in found:
                 if calls[address._replace(call=None)] == 1 and not (isinstance(asked, str) and "@" in asked):
                     address = address._replace(call=None)
-                for path, tensor in leaves(value):
-                    key = str(address._replace(leaf=(*address.leaf, *path)))
+                for key, change in self._put_back(address, value, at):
                     if key in changes:
                         raise AmbiguousError(f"{key} was captured more than once (several backward passes?)")
-                    changes[key] = replace(tensor if at is None else self._cut(tensor, at, key))
-                    if at is not None:
-                        changes[key] = at_index(at, changes[key])
+                    changes[key] = change
         return changes
 
-    @staticmethod
-    def _cut(tensor: Tensor, at: Any, address: str) -> Tensor:
-        try:
-            return tensor[at]
-        except IndexError as error:
-            raise IndexError(f"{address}: {error}; it is {describe(tensor)}") from None
+    def _put_back(self, address: Address, value: Any, at: Any) -> Iterator[tuple[str, Change | Function]]:
+        """What puts one value where it came from."""
+        if isinstance(shown := _shown(value), Tensor):
+            value = shown
+        found = list(leaves(value))
+        made = {path: _replacement(tensor, at, str(_below(address, path))) for path, tensor in found}
+        if address.grad and len({id(tensor) for _, tensor in found}) < len(found):
+            yield str(address), _by_leaf(made, len(address.leaf))
+        else:
+            yield from ((str(_below(address, path)), change) for path, change in made.items())
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""
@@ -190,7 +191,7 @@ class Captured:
                     continue
                 _check_versions(entry, exact)
                 key = (entry.call, ranks[exact.inner], turns[entry.call])
-                found.setdefault(key, (exact, _shown(value)))
+                found.setdefault(key, (exact, value))
         return [found[key] for key in sorted(found)]
 
     def _why_none(self, address: Address, tap: Any) -> str:
@@ -209,6 +210,28 @@ class Captured:
 
 def _place(address: Address) -> tuple[str, str, bool]:
     return address.name, address.role, address.grad
+
+
+def _below(address: Address, path: Path) -> Address:
+    return address._replace(leaf=(*address.leaf, *path))
+
+
+def _replacement(tensor: Tensor, at: Any, address: str) -> Change:
+    tensor = _usable(tensor)
+    try:
+        return replace(tensor) if at is None else at_index(at, replace(tensor[at]))
+    except IndexError as error:
+        raise IndexError(f"{address}: {error}; it is {describe(tensor)}") from None
+
+
+def _by_leaf(changes: dict[Path, Any], depth: int) -> Function:
+    """One change of a whole value whose leaves share a gradient, where they are one tensor: it must go in once."""
+
+    def patch(grad: Tensor, site: Site) -> Tensor:
+        change = changes.get(site.address.leaf[depth:])
+        return grad if change is None else change(grad)
+
+    return Function(patch)
 
 
 def _inner(taps: list[Any], asked: str) -> list[Any]:
@@ -250,7 +273,7 @@ def _check_versions(entry: Entry, address: Address) -> None:
 
 
 def _ambiguous(asked: str, found: list[tuple[Address, Any]]) -> str:
-    lines = [f"  {address}  {describe(value)}" for address, value in found[:12]]
+    lines = [f"  {address}  {describe(_shown(value))}" for address, value in found[:12]]
     more = [f"  … {len(found) - 12} more"] if len(found) > 12 else []
     head = f"{asked} means {len(found)} values:"
     return "\n".join([head, *lines, *more, f"index one of them, or use seen.calls({asked!r}) for all"])

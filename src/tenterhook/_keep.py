@@ -289,7 +289,8 @@ class Gradients(Tap):
     def expect(self, part: Any, call: int) -> None:
         if self.how.last:  # few calls wait for their backward at a time
             self.outlines = dict(list(self.outlines.items())[-100:])
-        self.outlines[call] = rebuild(part, lambda path, _: _Slot(path), opaque=lambda _: None)
+        slots: dict[int, _Slot] = {}  # a tensor that is there twice has one gradient
+        self.outlines[call] = rebuild(part, lambda path, t: slots.setdefault(id(t), _Slot(path)), opaque=lambda _: None)
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
         if not self.arrivals:
