@@ -1,5 +1,6 @@
 """sweep: many edits in one forward, equal to one run each, and refused where rows are not independent."""
 
+import itertools
 import math
 
 import pytest
@@ -391,3 +392,24 @@ def test_what_fills_masked_places_hides_no_difference():
 
     with pytest.raises(EditError, match="rows are not independent"):
         sweep(Masked(), torch.randn(2, 4), [{}, {"fc": scale(5.0)}, {"fc": at((..., 0), scale(9.0))}])
+
+
+def test_addresses_of_one_value_in_another_order_in_each_edit():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+            self.b = self.a
+            self.c = nn.Linear(3, 3)
+
+        def forward(self, x):
+            h = self.c(x)
+            return self.a(h)
+
+    model, x = Shared(), torch.randn(2, 3)
+    places = {"a": add(1.0), "b": scale(2.0), "a:in": scale(3.0), "a:in[0]": add(2.0), "c": scale(0.5), "./h": add(4.0)}
+    edits = [{place: places[place] for place in order} for order in itertools.permutations(places)][::31]
+    edits += [{"b": add(100.0)}, {"b": add(-100.0), "a": scale(0.1)}]
+    for one, out in zip(edits, sweep(model, x, edits), strict=True):
+        with edit(model, one):
+            torch.testing.assert_close(out, model(x))

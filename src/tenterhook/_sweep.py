@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -89,13 +90,12 @@ class _Batch:
     def run(self, edits: list[list[tuple[Site, Change | Function]]]) -> list[Any]:
         """The outputs under some edits, from one forward."""
         n = len(edits) + 2
-        places: dict[str, _Blocks] = {}
-        for i, one in enumerate(edits, start=1):
-            for site, change in one:
-                places.setdefault(_place(site), _Blocks(n, self.rows, self.seen)).add(i, site, change)
-        with edit(self.model, places):
-            output = self._call(n, places)
-        for place, blocks in places.items():
+        places = self._places(edits, n)
+        with ExitStack() as stack:
+            for one in _each_once(places):
+                stack.enter_context(edit(self.model, one))
+            output = self._call(n, [blocks for _, blocks in places])
+        for place, blocks in places:
             if not blocks.calls and "/" in place:
                 raise EditError(f"{place} was never edited: no such value came in that forward")
             blocks.complain()
@@ -107,6 +107,30 @@ class _Batch:
         if not all(_are_close(dict(leaves(parts[i])), self.alone) for i in clean):
             raise _mixed("the same inputs come out different when edited rows are beside them")
         return parts[1:-1]
+
+    def _places(self, edits: list[list[tuple[Site, Change | Function]]], n: int) -> "list[tuple[str, _Blocks]]":
+        """Places, some more than once: where two are one value, each edit finds its own one after the other.
+
+        Those inside a forward are there once, at the end: they have the order of the program.
+        """
+        places: list[tuple[str, _Blocks]] = []
+        inside: dict[str, _Blocks] = {}
+        for i, one in enumerate(edits, start=1):
+            reached: dict[Any, int] = {}  # by module and role
+            for site, change in one:
+                place, value = _place(site), (id(site.module), site.address.role)
+                if site.kind == "inner":
+                    inside.setdefault(place, self._blocks(n)).add(i, site, change)
+                    continue
+                later = range(reached.get(value, 0), len(places))
+                k = reached[value] = next((k for k in later if places[k][0] == place), len(places))
+                if k == len(places):
+                    places.append((place, self._blocks(n)))
+                places[k][1].add(i, site, change)
+        return [*places, *inside.items()]
+
+    def _blocks(self, n: int) -> "_Blocks":
+        return _Blocks(n, self.rows, self.seen)
 
     def check_two(self, edits: list[Changes], results: list[Any]) -> None:
         """Run alone the edit whose result is farthest from the clean one, and the one whose is farthest from that."""
@@ -126,7 +150,7 @@ class _Batch:
             output = call_with(self.model, _own(self.inputs))
         return dict(leaves(output)), _constants(output)
 
-    def _call(self, n: int, places: "dict[str, _Blocks]") -> Any:
+    def _call(self, n: int, places: "list[_Blocks]") -> Any:
         repeated = []
 
         def repeat(path: Path, tensor: Tensor) -> Tensor:
@@ -141,7 +165,7 @@ class _Batch:
         except (TenterhookError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if any(blocks.is_busy for blocks in places.values()):
+            if any(blocks.is_busy for blocks in places):
                 raise
             what = f"the model fails with {n} times the rows, for which the first dimension was taken of"
             hint = "give inputs that begin with a batch dimension, or run these edits one by one"
@@ -214,6 +238,16 @@ class _Blocks(Change):
             for site, _ in changes:
                 if self.calls and (i, site) not in self.made:
                     warnings.warn(f"{site} was never edited: that call never came", TenterhookWarning, stacklevel=4)
+
+
+def _each_once(places: list[tuple[str, _Blocks]]) -> list[dict[str, _Blocks]]:
+    """The same for sessions within each other, in which no place may be twice."""
+    sessions: list[dict[str, _Blocks]] = [{}]
+    for place, blocks in places:
+        if place in sessions[-1]:
+            sessions.append({})
+        sessions[-1][place] = blocks
+    return sessions
 
 
 def _place(site: Site) -> str:
