@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
-from tenterhook._tree import Omitted, describe, itself, leaves, paths_of, pick, rebuild
+from tenterhook._tree import Omitted, describe, itself, leaves, paths_of, pick, put, rebuild
 
 Pair = namedtuple("Pair", "left right")
 
@@ -46,6 +46,26 @@ pytree.register_pytree_node(
     flatten_with_keys_fn=lambda b: ([(pytree.GetAttrKey("inside"), b.inside)], None),
 )
 
+
+class AttrDict(dict):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Boxes(list):
+    def __init__(self, items: Any, mode: str) -> None:
+        super().__init__(items)
+        self.mode = mode
+
+
+class Fixed(tuple):
+    def __new__(cls, items: Any, mode: str = "xyxy") -> "Fixed":
+        made = super().__new__(cls, items)
+        made.mode = mode  # type: ignore[attr-defined]
+        return made
+
+
 a, b = torch.arange(3.0), torch.ones(2)
 CASES = [
     (a, [()]),
@@ -62,6 +82,9 @@ CASES = [
     ),
     (Box((a, b)), [(0, 0), (0, 1)]),
     (Keyed(a), [("inside",)]),
+    (AttrDict(h=a, k=[b]), [("h",), ("k", 0)]),
+    (Boxes([a, b], "xywh"), [(0,), (1,)]),
+    (Fixed([a, b], "xywh"), [(0,), (1,)]),
     ({0: a, "1": b}, [(0,), ("1",)]),
     ((), []),
     (None, []),
@@ -80,6 +103,17 @@ def test_leaves_pick_and_rebuild_agree(value, paths):
     assert [path for path, _ in leaves(doubled)] == paths
     for path, tensor in found:
         assert torch.equal(pick(doubled, path), tensor * 2)
+
+
+def test_attributes_of_containers_stay():
+    for boxes in (Boxes([a], "xywh"), Fixed([a], "xywh")):
+        for other in (rebuild(boxes, lambda _, tensor: tensor * 2), put(boxes, (0,), a * 2)):
+            assert other.mode == "xywh" and torch.equal(other[0], a * 2) and boxes[0] is a
+    value = AttrDict(h=a)
+    other = put(value, ("h",), b)
+    assert other.h is other["h"] is b and value.h is a
+    other["h"] = a
+    assert other.h is a
 
 
 def test_rebuild_leaves_the_original_alone():

@@ -188,18 +188,26 @@ def _like(value: Any, parts: list[Any]) -> Any:
         return kind._make(parts)
     if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
         return node.unflatten_fn(parts, node.flatten_fn(value)[1])
-    if isinstance(value, (tuple, list)):
-        return kind(parts)
+    if isinstance(value, tuple):
+        made = kind(parts)
+        if hasattr(value, "__dict__"):
+            vars(made).update(vars(value))
+        return made
     if (
         isinstance(value, Mapping)
         and not isinstance(value, (dict, UserDict))
         and not hasattr(kind, "copies_deep_enough")
     ):
         raise TypeError  # a copy of an unknown mapping may share what it holds with the original
-    # A dataclass or a kind of dict: a shallow copy keeps the type without running __init__ again.
+    # A dataclass, or a kind of list or dict: a shallow copy keeps the type without running __init__ again.
     twin = copy.copy(value)
-    if twin is value:
+    if twin is value or type(twin) is not kind:
         raise TypeError
+    if isinstance(value, list):
+        list.__setitem__(twin, slice(None), parts)
+        return twin
+    if getattr(value, "__dict__", None) is value:  # what is in it is also an attribute
+        twin.__dict__ = twin
     for (key, _), child in zip(children(value), parts, strict=True):
         if isinstance(value, Mapping):
             twin[key] = child
