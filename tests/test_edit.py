@@ -1228,3 +1228,19 @@ def test_what_stays_in_an_edited_list_is_the_callers_own():
     with edit(model, {".:in": lambda v: [x * 10 for x in v]}):
         assert model(skips).tolist() == [10, 10]
     assert len(skips) == 1 and skips[0] is b
+
+
+def test_a_moved_tensor_is_for_all_that_come_later():
+    model, x = nn.Sequential(nn.Linear(2, 2)).double(), torch.ones(1, 2).double()
+    by = torch.tensor([1.0, 2.0])
+    truth = model(x) * by.double()
+    with edit(model, {"0": scale(by)}):
+        with torch.inference_mode():
+            model(x)
+        out = model(x)
+        out.sum().backward()
+    assert torch.equal(out, truth)
+    for transform in (torch.func.grad(lambda x: model(x).sum()), torch.vmap(model), torch.func.jacrev(model)):
+        with edit(model, {"0": scale(by)}):
+            transform(x)
+            assert torch.equal(model(x), truth)

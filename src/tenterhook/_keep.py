@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import covers
+from tenterhook._replay import modes, unrecorded
 from tenterhook._scope import Scope, graph_task, here, not_watching
 from tenterhook._sites import Site
 from tenterhook._tap import Tap, Unsaved, check_unchanged, later_site_first
@@ -147,7 +148,8 @@ class Values(Tap):
 
     def reach(self, part: Any, call: int) -> None:
         versions: list[tuple[Tensor, int]] = []
-        kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
+        with unrecorded():
+            kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
         if isinstance(kept, Omitted):
             self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
             self._skip()
@@ -193,6 +195,8 @@ class PlainValues(Values):
             return super().__call__(module, args, last)
         how = self.how
         if how.copy:
+            if modes():
+                return super().__call__(module, args, last)
             how.log.append((self.number, last.detach().clone() if last.requires_grad else last.clone(), None))
             return None
         last = last.detach()

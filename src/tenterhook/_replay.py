@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _FILE = checkpoint.__file__
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
+modes = torch._C._len_torch_dispatch_stack
 jvp_enabled = torch._C._is_fwd_grad_enabled
 _lock = threading.Lock()
 
@@ -72,7 +73,7 @@ def _closed_over(pack: Any) -> Any:
 
 def unrecorded() -> AbstractContextManager[Any]:
     """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    return _disable_current_modes() if modes() else nullcontext()
 
 
 class Replays:
