@@ -199,3 +199,24 @@ def test_directions_come_back_bit_for_bit(model, tmp_path, shape):
         change = project_out(direction)
         edit(model, {"0": change}).save(tmp_path / "x")
         assert torch.equal(load_edits(tmp_path / "x")["0"].arguments["direction"], change.arguments["direction"])
+
+
+def test_two_names_of_one_module_in_another_order(tmp_path):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = self.b = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x)
+
+    model, file = Shared(), tmp_path / "edits.safetensors"
+    with pytest.raises(EditError, match=r"^a cannot be saved: it is changed before and after b"):
+        edit(model, {"a": scale(2.0), "b": add(1.0), model.a: scale(3.0)}).save(file)
+    edit(model, {"a": scale(2.0), "b:in": add(1.0), model.a: scale(3.0)}).save(file)
+    edits = edit(model, {"a": scale(2.0), "b": add(1.0)})
+    edits.save(file)
+    with edits:
+        truth = model(X)
+    with edit(model, load_edits(file)):
+        assert torch.equal(model(X), truth)

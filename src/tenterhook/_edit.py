@@ -138,12 +138,17 @@ class edit:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""
         from tenterhook._edit_file import save
 
-        save(file, list(self._pairs()))
+        save(file, list(self._written()))
 
-    def _pairs(self) -> Iterator[tuple[str, Change | Function]]:
+    def _written(self) -> Iterator[tuple[str, Change | Function, set[int]]]:
         for selector, taps in self._groups:
-            for address in [selector] if isinstance(selector, str) else [str(tap.site) for tap in taps]:
-                yield address, taps[0].change
+            written = [(selector, taps)] if isinstance(selector, str) else [(str(tap.site), [tap]) for tap in taps]
+            for address, some in written:
+                yield address, taps[0].change, {id(_thing(tap.site)) for tap in some}
+
+
+def _thing(site: Site) -> Any:
+    return site.tensor if site.kind in ("parameter", "buffer") else site.module
 
 
 def _failed(tap: Edit) -> str:

@@ -1,7 +1,7 @@
 """Ready-made edits in a file: tensors as safetensors, all else as JSON in its header. No code, no pickle."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ _KEY = "tenterhook.edits"
 _VERSION = 1
 
 
-def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> None:
-    """Write some edits, each an address and a change."""
+def save(file: str | Path, edits: Sequence[tuple[str, Change | Function, Set[int]]]) -> None:
+    """Write some edits, each an address, a change, and what it means: the ids of modules and tensors."""
     tensors: dict[str, Tensor] = {}
     written = []
     together: dict[str, list[Any]] = {}
-    for address, change in edits:  # two selectors may mean one address
-        if between := _between(address, list(together)):
+    meant: dict[str, Set[int]] = {}
+    for address, change, owners in edits:  # two selectors may mean one address
+        meant.setdefault(address, owners)
+        if between := _between(address, list(together), meant):
             what = f"it is changed before and after {between}, and a file has one change for each address"
             raise EditError(f"{address} cannot be saved: {what}; give it one list of changes")
         together.setdefault(address, []).append(change)
@@ -40,12 +42,13 @@ def save(file: str | Path, edits: Sequence[tuple[str, Change | Function]]) -> No
         raise EditError(f"these edits cannot be saved: {error}") from error
 
 
-def _between(address: str, earlier: list[str]) -> str | None:
+def _between(address: str, earlier: list[str], meant: dict[str, Set[int]]) -> str | None:
     """What came after an address, before it comes again, and may mean the same value."""
     last = parse(address)
     for other in earlier[earlier.index(address) + 1 :] if address in earlier else ():
         found = parse(other)
-        if (found.is_glob or found.path == last.path) and (found.role, found.grad) == (last.role, last.grad):
+        same = found.is_glob or found.path == last.path or meant[other] & meant[address]
+        if same and (found.role, found.grad) == (last.role, last.grad):
             return other
     return None
 
