@@ -621,3 +621,20 @@ def test_a_frozen_capture_of_what_is_written_into_under_a_checkpoint():
     plain.zero_grad()
     plain(X).sum().backward()
     torch.testing.assert_close(grads[1], (plain.b.weight.grad, grads[0][1]))
+
+
+def test_a_parameter_changed_inside_the_checkpointed_function_is_an_error():
+    layer, x = nn.Linear(4, 4), X.clone().requires_grad_()
+    before = layer.weight.clone()
+
+    def function(x):
+        with edit(layer, {"weight": scale(2.0)}):
+            return layer(x)
+
+    with pytest.raises(EditError, match=r"weight: .*; open the block around the checkpoint"):
+        checkpoint(function, x, use_reentrant=False)
+    assert torch.equal(layer.weight, before)
+    with torch.no_grad():
+        assert torch.equal(
+            checkpoint(function, x, use_reentrant=False), nn.functional.linear(x, 2 * before, layer.bias)
+        )

@@ -6,7 +6,7 @@ outside its scope only counts.
 
 import itertools
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._replay import checkpoints, may_be_checkpointed, run_again_under, unrecorded
@@ -31,7 +32,7 @@ class Scope:
     _prune_at = 1024
     is_open = False
     task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
-    around: Container[Any] = ()  # the checkpoints that it was opened in
+    around: Collection[Any] = ()  # the checkpoints that it was opened in
     number = -1  # in the order of opening
     is_awaited = False  # whether a checkpoint may ask for its changes again
     session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
@@ -50,6 +51,10 @@ class Scope:
             if task != -1 or may_be_checkpointed():
                 self.around = weakref.WeakSet(one for one, _ in checkpoints())
         _open_scopes.set((*here(), self))
+
+    def is_recomputed(self) -> bool:
+        """Whether it was opened inside what a checkpoint of the non-reentrant kind runs again."""
+        return any(isinstance(one, _CheckpointFrame) for one in self.around)
 
     def close(self) -> None:
         """Undo `open`; not by a token, for a session may be left in another context than it was entered in."""

@@ -109,6 +109,9 @@ class Session:
             for mode in self._modes:
                 mode.switch_on()
             self.scope.open()
+            if self.swapped and torch.is_grad_enabled() and self.scope.is_recomputed():
+                what = "a checkpoint that runs again computes gradients with what is there when the block is over"
+                raise EditError(f"{_names(self.swapped)}: {what}; open the block around the checkpoint")
         except BaseException:
             self._leave()
             raise
@@ -126,9 +129,10 @@ class Session:
                 yield
             return
         if self.swapped:
-            names = ", ".join(str(tap.site) for tap in self.swapped)
             what = "it ran with a changed value under a checkpoint, which now runs it again"
-            raise EditError(f"{names}: {what}, and has been restored since; run the backward inside the block")
+            raise EditError(
+                f"{_names(self.swapped)}: {what}, and has been restored since; run the backward inside the block"
+            )
         try:
             with _lock:
                 self._again += 1
@@ -416,6 +420,10 @@ def _move_to_end(hooks: Any, keys: list[int]) -> None:
     for key in keys:
         if key in hooks:
             hooks.move_to_end(key)
+
+
+def _names(taps: Iterable[Tap]) -> str:
+    return ", ".join(str(tap.site) for tap in taps)
 
 
 def _is_there(site: Site) -> bool:
