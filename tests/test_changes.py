@@ -1,5 +1,8 @@
 """The ready-made changes, each against a formula."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -229,3 +232,29 @@ def test_a_direction_is_what_it_was_when_the_change_was_made():
     change = project_out(direction)
     direction.zero_()
     assert not change(V)[..., 0].any()
+
+
+def test_the_direction_is_as_exact_as_the_value():
+    direction = torch.randn(2, 64)
+    value = torch.randn(3, 64, dtype=torch.float64) * 100
+    change = project_out(direction)
+    assert (change(value) @ direction.double().T).abs().max() < 1e-10
+    inverse = torch.linalg.pinv(direction.double())
+    torch.testing.assert_close(change(value), value - value @ inverse @ direction.double())
+    nearly_one = torch.stack([direction[0], direction[0] * (1 / 3)])  # but for what float32 rounds
+    assert len(project_out(nearly_one).arguments["direction"]) == 1
+    assert change(value.float()).dtype == torch.float32
+
+
+def test_numbers_of_numpy():
+    value = torch.tensor([-1.0, 3.0])
+    for number in (np.float32(2), np.float64(2), np.int64(2), np.float16(2)):
+        assert scale(number)(value).tolist() == [-2, 6] and repr(scale(number)) in ("scale(2)", "scale(2.0)")
+        assert clamp(max=number)(value).tolist() == [-1, 2]
+        assert add(value, times=number)(value).tolist() == [-3, 9]
+        assert as_change(number)(value).tolist() == [2, 2]
+
+
+def test_zeros_have_their_signs():
+    value = torch.tensor([2.0])
+    assert [math.copysign(1, scale(zero)(value).item()) for zero in (0.0, -0.0, 0.0)] == [1, -1, 1]

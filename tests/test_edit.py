@@ -823,13 +823,26 @@ def test_whole_numbers_take_no_parts():
 
 def test_parts_of_another_shape_are_refused():
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match=r"at these positions it made 1 of 4 \(in the change at \.@0\)"):
+    with pytest.raises(
+        ValueError, match=r"at these positions it made 1 float32 of 4 float32 \(in the change at \.@0\)"
+    ):
         with edit(model, {".": at(0, lambda v: v[:1])}):
             model(X)
     with pytest.raises(EditError, match="made 1×4 float32 of 4×4 float32"):
         edit(model, {"weight": any_shape(lambda w: w[:1])}).__enter__()
     with pytest.raises(EditError, match=r"grad\(\.\): a gradient has the shape"):
         edit(model, {"grad(.)": any_shape(lambda g: g[:1])})
+
+
+def test_parts_of_another_dtype_are_refused():
+    for change, x in ((scale(0.5), torch.tensor([3, 4])), (lambda v: v.double(), torch.ones(2))):
+        with (
+            pytest.raises(ValueError, match="at these positions it made"),
+            edit(nn.Identity(), {".": at([0], change)}) as e,
+        ):
+            e._model(x)
+    with edit(nn.Identity(), {".": at(0, scale(2))}) as edits:
+        assert edits._model(torch.tensor([3, 4])).tolist() == [6, 4]
 
 
 def test_any_shape_in_a_list_and_of_a_structure():
@@ -1244,3 +1257,29 @@ def test_a_moved_tensor_is_for_all_that_come_later():
         with edit(model, {"0": scale(by)}):
             transform(x)
             assert torch.equal(model(x), truth)
+
+
+def test_reports_of_calls_under_vmap():
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(4, 3)
+    for change in (scale(2.0), lambda v: v * 2):
+        with edit(model, {"0": change}) as edits:
+            for _ in range(3):
+                torch.vmap(model)(x)
+        assert next(iter(edits.report()))[1] == "3×" and "cannot be compared" in str(edits.report())
+        with edit(model, {"0": change}) as edits:
+            model(x)
+            for _ in range(2):
+                torch.vmap(torch.func.grad(lambda x: model(x).sum()))(x)
+        assert float(next(iter(edits.report()))[3]) == pytest.approx(model(x).abs().max().item(), rel=0.01)
+
+
+def test_how_much_of_a_vector_can_be_learnt():
+    model, x, vector = nn.Sequential(nn.Linear(2, 2)), torch.ones(3, 2), torch.tensor([1.0, 2.0])
+    for start in (torch.tensor(0.9), torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.ones(3, 1)):
+        times = start.requires_grad_()
+        with edit(model, {"0": add(vector, times=times)}):
+            out = model(x)
+        truth = model(x) + times * vector
+        torch.testing.assert_close(out, truth)
+        grads = [torch.autograd.grad(one.pow(2).sum(), times)[0] for one in (out, truth)]
+        torch.testing.assert_close(*grads)

@@ -78,8 +78,10 @@ class Difference:
                     self.unknown = "the value or the change was overwritten before they could be compared"
                     continue
                 try:
-                    new = self._change(old) if new is None else new
-                    self._found += _compared(old, new)
+                    found = _compared(old, self._change(old) if new is None else new)
+                    if any(_is_batched(one.largest) for one in found):
+                        raise NotImplementedError
+                    self._found += found
                 except (NotImplementedError, RuntimeError):  # sparse; or of torch.func, whose transform is over
                     self.unknown = f"{_kind(old)} cannot be compared"
 
@@ -139,6 +141,14 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int]:
 
 def _kind(tensor: Tensor) -> str:
     return "a sparse tensor" if tensor.layout != torch.strided else "such a tensor"
+
+
+def _is_batched(tensor: Any) -> bool:
+    """Whether it is one of vmap's: of one that is over, or of the next, in which it was compared."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor) and not functorch.is_batchedtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return functorch.is_batchedtensor(tensor)
 
 
 def _compared(old: Tensor, new: Tensor) -> list[_Found]:

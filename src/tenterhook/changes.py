@@ -14,6 +14,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
+from numbers import Real
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec
 
@@ -191,12 +192,12 @@ def ready(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[P, Cha
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Change:
-        if is_of_one and not kwargs and len(args) == 1 and type(args[0]) in _PLAIN:
+        if is_of_one and not kwargs and len(args) == 1 and type(args[0]) in _PLAIN and args[0]:  # 0.0 is -0.0
             return of_number(*args)
         try:
             bound = rest.bind(*args, **kwargs)
             bound.apply_defaults()
-            arguments = dict(bound.arguments)
+            arguments = {name: _own_number(x) for name, x in bound.arguments.items()}
             for name in holds_changes:
                 inner = arguments[name]
                 arguments[name] = as_change(inner) if name == "change" else tuple(map(as_change, inner))
@@ -226,8 +227,15 @@ def as_change(change: Any) -> Change | Function:
             raise TypeError(f"{change.__name__} needs its arguments: {change.__name__}{needs}") from None
     if callable(change):
         return Function(change)
+    if isinstance(change, Real):
+        return replace(change)  # type: ignore[arg-type]
     what = "a function of the value, a tensor, a number or one of tenterhook.changes"
     raise TypeError(f"a change is {what}, got {type(change).__name__}")
+
+
+def _own_number(x: Any) -> Any:
+    """A number of NumPy's as one of Python's, which can be printed and saved."""
+    return x.item() if isinstance(x, Real) and hasattr(x, "item") else x
 
 
 def _takes_site(function: Callable[..., Any]) -> bool:
@@ -276,9 +284,9 @@ def scale(value: Tensor, by: Tensor | Number) -> Tensor:
 
 
 @ready
-def add(value: Tensor, vector: Tensor | Number, times: Number = 1.0) -> Tensor:
+def add(value: Tensor, vector: Tensor | Number, times: Tensor | Number = 1.0) -> Tensor:
     """The value plus a vector, as in steering; `times` says how much of it."""
-    return value + (vector if times == 1.0 else vector * times)
+    return value + (vector * times if isinstance(times, Tensor) or times != 1.0 else vector)
 
 
 @ready
@@ -319,7 +327,7 @@ def project_out(direction: Tensor, dim: int = -1) -> Change:
         raise ValueError(f"project_out: several directions are the rows of a matrix, got {_times(direction)}")
     rows = torch.atleast_2d(direction)
     if not direction.requires_grad:  # else found anew each time, so that it can be learnt
-        rows = _basis(rows.to(_at_least_float32(direction), copy=True))
+        rows = _basis(rows)
     return Change("project_out", _project_out, {"direction": rows, "dim": dim})
 
 
@@ -327,13 +335,13 @@ KINDS["project_out"] = project_out
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """Orthonormal rows for the same space; those that are so already stay as they are, bit for bit."""
-    eps = torch.finfo(rows.dtype).eps
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float64))
+    """Orthonormal rows for the same space, in float64; those that are so already stay as they are, bit for bit."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float64), copy=True)
+    eps = torch.finfo(wide.dtype).eps
     if torch.allclose(wide @ wide.mH, torch.eye(len(rows)).to(wide), rtol=0, atol=64 * eps):
-        return rows
-    _, size, basis = torch.linalg.svd(rows, full_matrices=False)
-    return basis[size > size.max() * len(rows) * eps]
+        return wide
+    _, size, basis = torch.linalg.svd(wide, full_matrices=False)
+    return basis[size > size.max() * len(rows) * torch.finfo(_at_least_float32(rows)).eps]
 
 
 def _project_out(value: Tensor, direction: Tensor, dim: int) -> Tensor:
@@ -366,8 +374,8 @@ def at(value: Tensor, index: Any, change: Any, site: Site | None = None) -> Tens
     """A change at some positions only: `at((slice(None), 5), zero())` is `value[:, 5] = 0` on a copy."""
     out, part = value.clone(), value[index]
     new = change(part, site)
-    if isinstance(new, Tensor) and new.shape != part.shape:
-        raise ValueError(f"at these positions it made {_times(new)} of {_times(part)}")
+    if isinstance(new, Tensor) and (new.shape, new.dtype) != (part.shape, part.dtype):
+        raise ValueError(f"at these positions it made {describe(new)} of {describe(part)}")
     out[index] = new
     return out
 
