@@ -1217,7 +1217,7 @@ class Caller(nn.Module):
         {"b:in": lambda v: None},
         {"b:in": lambda v: None, "grad(b:in)": scale(1.0)},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_what_a_module_puts_into_a_container_reaches_the_caller(changes):
     model, x = Caller(), torch.ones(2, requires_grad=True)

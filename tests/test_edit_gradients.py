@@ -562,7 +562,7 @@ class Both(nn.Module):
 @pytest.mark.parametrize(
     "more",
     [{}, {"grad(0:in)": scale(1.0)}, {"0:in": scale(1.0)}, {"0:in": lambda v: v, "grad(0:in)": scale(1.0)}],
-    ids=str,
+    ids=", ".join,
 )
 def test_an_input_that_is_handed_on_is_older_than_the_call_although_it_was_edited(more, outside, mixed):
     model, x = nn.Sequential(Both()), torch.ones(2, requires_grad=True)
