@@ -978,3 +978,90 @@ def test_a_value_that_is_no_number_does_not_silence_a_unit(tmp_path):
                 optimizer.step()
         dead = [row["dead"] for row in rows(run.open(), what="output") if row["dead"] is not None]
         assert dead and max(dead) < 0.2
+
+
+def encoder(dtype=torch.float32, **options):
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True, dtype=dtype, **options)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def padded(dtype):
+    mask = torch.zeros(16, 10, dtype=torch.bool)
+    mask[:, 7:] = True
+    return torch.randn(16, 10, 32, dtype=dtype), mask
+
+
+class Probe(nn.Module):
+    """A head on an encoder, which may be a single layer."""
+
+    def __init__(self, encoder, dtype):
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(32, 3, dtype=dtype)
+
+    def forward(self, x, mask):
+        return self.head(self.encoder(x, src_key_padding_mask=mask)[:, 0])
+
+
+def probed(model, dtype, frozen):
+    """Train the head of a frozen encoder, or all, with a validation after each step: what comes out of both."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(6):
+        model.train()
+        model.encoder.train(not frozen)
+        (x, mask), y = padded(dtype), torch.randint(0, 3, (16,))
+        loss = F.cross_entropy(model(x, mask).float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            yield loss.item(), model.encoder(x, src_key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_encoder_that_torch_runs_as_one_operation_stays_so(tmp_path, dtype, frozen):
+    model = Probe(encoder(dtype).requires_grad_(not frozen), dtype)
+    plain = list(probed(copy.deepcopy(model), dtype, frozen))
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        watched = list(probed(model, dtype, frozen))
+    for (loss, values), (expected, others) in zip(watched, plain, strict=True):
+        assert loss == expected and torch.equal(values, others)
+    sites = {row["site"] for row in rows(run.open(), what="output")}
+    assert {"head", "encoder"} <= sites
+    assert ("encoder.layers.0.linear1" in sites) is not frozen
+    assert ("inside of an nn.TransformerEncoderLayer" in run.verdict()) is frozen
+    assert not ours(model)
+
+
+@pytest.mark.parametrize("why", ["gradients", "switch", "layout"])
+def test_an_encoder_in_eval_mode_that_torch_does_not_fuse_is_recorded(tmp_path, monkeypatch, why):
+    body = nn.TransformerEncoderLayer(32, 4, 64) if why == "layout" else encoder()
+    model = Probe(body.eval().requires_grad_(False), torch.float32)
+    prompt = torch.zeros(32, requires_grad=why == "gradients")
+    optimizer = torch.optim.SGD([prompt, *model.head.parameters()], lr=0.01)
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", why != "switch")
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(2):
+            model(prompt + padded(torch.float32)[0], None).sum().backward()
+            optimizer.step()
+    assert any(row["site"].endswith("linear1") for row in rows(run.open(), what="output"))
+    assert "TransformerEncoderLayer was not" not in run.verdict()
+
+
+def test_a_layer_that_is_the_model_is_run_as_one_operation(tmp_path):
+    layer = encoder().layers[0].eval()
+    inputs = [padded(torch.float32) for _ in range(3)]
+
+    def values():
+        with torch.no_grad():
+            return [layer(x, src_key_padding_mask=mask) for x, mask in inputs]
+
+    plain = values()
+    with watch(layer, to=tmp_path / "run", every=1) as run:
+        watched = values()
+    assert all(map(torch.equal, watched, plain))
+    (one,) = rows(run.open(), what="input", step=1, site=".:in[0]")
+    agrees(one, inputs[1][0])
+    assert not torch.nn.modules.module._global_forward_pre_hooks

@@ -42,6 +42,7 @@ class Model:
         self.kind = type(unwrap(module)).__name__
         self.modules: list[tuple[str, Any]] = []  # address and weak reference, each module once
         self.parameters: dict[int, Held] = {}  # by id
+        self.fused: dict[int, list[int]] = {}  # by the ids of tables of hooks: those of layers that torch may fuse
         self.compiled = False
         self.hooks: dict[str, Any] = {}  # by address, kept for the next sampled step
         self._selectors = selectors
@@ -56,9 +57,13 @@ class Model:
         wanted = self._wanted(module)
         seen: set[int] = set()
         self.modules = []
+        self.fused = {}
         for name, one in walk(module):
             if id(one) not in seen:
                 seen.add(id(one))
+                for part in one.modules() if isinstance(one, nn.TransformerEncoderLayer) else ():
+                    for table in (part._forward_hooks, part._forward_pre_hooks):
+                        self.fused.setdefault(id(table), []).append(id(one))
                 if wanted is None or name in wanted:
                     self.modules.append((name, weakref.ref(one)))
         kept: dict[int, Held] = {}

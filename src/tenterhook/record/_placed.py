@@ -1,6 +1,7 @@
 """Which hooks of a recorder are where: those that stay, and those that are there while a step is sampled."""
 
 import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Placed:
         self._writes = WriteHook(recorder)
         self._discovery: RemovableHandle | None = None
         self._on: list[tuple[dict[int, Any], int]] = []  # while a step is sampled
+        self.fused = Fused(recorder)
+        self._switch: RemovableHandle | None = None  # that of the line above
         self._roots: list[RemovableHandle] = []
         self._outer: list[RemovableHandle] = []  # on what torch.compile has made of modules
 
@@ -39,7 +42,10 @@ class Placed:
         site = next((name for name, ref in model.modules if ref() is module), ".")
         hook = RootHook(self._recorder, model, site, module)
         handles = self._outer if hasattr(module, "_orig_mod") else self._roots
-        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if id(module._forward_hooks) in model.fused:
+            handles.append(register_module_forward_pre_hook(_Only(hook, module)))
+        else:
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         self.watch_last(module)
         return hook
 
@@ -75,6 +81,12 @@ class Placed:
                     if getattr(module, "inplace", False) is True:
                         self._on.append((module._forward_pre_hooks, key))
                         module._forward_pre_hooks[key] = self._writes
+        layers = {table: layers for model in recorder.models.all for table, layers in model.fused.items()}
+        for table, key in self._on if layers else ():
+            for layer in layers.get(id(table), ()):
+                self.fused.hooks.setdefault(layer, []).append((table, key, table[key]))
+        if self.fused.hooks and self._switch is None:
+            self._switch = register_module_forward_pre_hook(self.fused)
 
     def _hook(self, model: Model, site: str, module: nn.Module) -> Any:
         hook = model.hooks.get(site)
@@ -87,6 +99,10 @@ class Placed:
         if self._discovery is not None:
             self._discovery.remove()
             self._discovery = None
+        if self._switch is not None:
+            self._switch.remove()
+            self._switch = None
+        self.fused.hooks.clear()
         for table, key in self._on:
             table.pop(key, None)
         self._on.clear()
@@ -103,4 +119,52 @@ class _Discovery(Hook):
             self.recorder.called(module, args)
 
 
-never_compile(_Discovery.__call__)
+class _Only(Hook):
+    """A hook before one module, as a global one: it is not on the module."""
+
+    def __init__(self, hook: Any, module: nn.Module) -> None:
+        self._hook, self._module = hook, weakref.ref(module)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module is self._module():
+            self._hook(module, args)
+
+
+class Fused(Hook):
+    """A global hook: before torch runs an nn.TransformerEncoderLayer as one operation, our hooks are taken off it.
+
+    With a hook on it or in it, torch would run its parts one by one, and the values would differ in the last bits.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self.hooks: dict[int, list[tuple[dict[int, Any], int, Any]]] = {}  # by the id of a layer: table, key and hook
+        self._recorder = recorder
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        hooks = self.hooks.get(id(module))
+        if hooks is None or torch.compiler.is_compiling():
+            return
+        fused = _is_fused(module, args)
+        self._recorder.fused |= fused and (torch.is_grad_enabled() or self._recorder.without_gradients)
+        for table, key, hook in hooks:
+            if fused:
+                table.pop(key, None)
+            else:
+                table[key] = hook
+
+
+def _is_fused(layer: Any, args: Any) -> bool:
+    """Whether torch runs a layer as one operation; it can be that it does not where this is true."""
+    if layer.training or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    try:
+        attention = layer.self_attn
+        parts = (attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
+        tensors = [attention.in_proj_weight, attention.in_proj_bias, *(t for p in parts for t in (p.weight, p.bias))]
+        graph = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (*args[:1], *tensors))
+        return attention.batch_first and not graph
+    except AttributeError:  # another kind of layer, with a forward of its own
+        return False
+
+
+never_compile(_Discovery.__call__, _Only.__call__, Fused.__call__)

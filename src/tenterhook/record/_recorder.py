@@ -58,6 +58,7 @@ class Recorder:
         self.spent = 0.0  # seconds in our own code, since the last step
         self.sampling = False
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
+        self.fused = False  # whether values were not seen, inside of layers that torch fuses
         self.steps = 0
         self.failed: str | None = None
         self.what = frozenset(what)
@@ -260,6 +261,7 @@ class Recorder:
         if self.sampling:
             self._hooks.take_off()
             self._hooks.put_on()
+            self._hooks.fused(module, args)  # likewise
         root.see(args)  # by itself it would first see the next call
 
     @guarded

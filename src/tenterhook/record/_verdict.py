@@ -165,6 +165,8 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
         yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):
         yield f"{many:,} values were not measured: sparse, or otherwise without numbers, or written into before"
+    if info.get("fused"):
+        yield "what is inside of an nn.TransformerEncoderLayer was not recorded where torch runs it as one operation"
     if schedule.get("sites") and not len(run.table("stats", 0)):
         yield f"nothing in the models answers to --sites {','.join(schedule['sites'])}"
     if info.get("failed"):

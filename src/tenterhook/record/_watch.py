@@ -80,6 +80,7 @@ class Recording:
     def _describe(self, **facts: Any) -> None:
         models = [model.describe() for model in self.recorder.models.all]
         facts["further_models"] = self.recorder.models.passed_over
+        facts["fused"] = self.recorder.fused
         self.log.describe(models=models, failed=self.recorder.failed, **facts)
 
     def _complain(self, what: str) -> None:
