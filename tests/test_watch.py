@@ -540,6 +540,46 @@ def test_losses_of_an_actor_and_a_critic(tmp_path, both_first):
     assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
 
 
+class Tempered(nn.Module):
+    """With a parameter that is trained by a loss and an optimizer of its own, and no module in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.alpha, self.body = nn.Parameter(torch.zeros(1)), nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize("what", [("parameter_grad", "update"), ("output", "output_grad")])
+def test_losses_of_a_second_optimizer_whose_backward_no_module_sees(tmp_path, what):
+    model, both = Tempered(), []
+    optimizers = [torch.optim.SGD(some, lr=0.01) for some in (model.body.parameters(), [model.alpha])]
+    with watch(model, to=tmp_path / "run", every=50, what=what) as run:
+        for x, y in batches(70):
+            losses = F.cross_entropy(model.body(x), y), model.alpha.exp().sum()
+            for optimizer, loss in zip(optimizers, losses, strict=True):
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            both.append([loss.item() for loss in losses])
+    steps = run.open().steps()
+    assert steps["losses"].to_pylist()[1:] == both[1:] and set(steps["backwards"].to_pylist()[1:]) == {2}
+
+
+def test_two_optimizers_that_share_a_backward_pass_are_not_looked_into_for_ever(tmp_path):
+    model, losses = net(), []
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[:3], model[3:])]
+    with watch(model, to=tmp_path / "run", every=50) as run:
+        for x, y in batches(30):
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            losses.append(loss.item())
+            for optimizer in optimizers:
+                optimizer.step()
+            hooked = [p for p in model.parameters() if p._post_accumulate_grad_hooks]
+            assert len(hooked) == 1 or len(losses) < 8
+    assert run.open().steps()["loss"].to_pylist() == losses
+
+
 def test_losses_once_the_head_is_frozen(tmp_path):
     model, data = net(), batches(70)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -36,6 +36,7 @@ from tenterhook.record._weights import Weights
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
 _TOGETHER, _SAMPLES, _WAIT = 16, 4, 0.25
 _MISSED = 64  # backward passes of an optimizer after which nobody looks for a parameter that would tell of them
+_SHARED = 4  # the same where it seems to have none of its own
 
 
 class Recorder:
@@ -434,13 +435,16 @@ class Recorder:
             return
         before = self._current.parts if self._current else []
         passes = {task for micro in self.part.micros for task in micro.tasks - micro.watched} - {self._began_in}
+        most = _MISSED
         if passes:  # an optimizer that steps inside one ends its part
             passes -= {task for part in before for micro in part.micros for task in micro.watched}
-        elif any(part.micros[0].watched for part in (self.part, *before)):  # of others nothing is known
+        elif self.part.micros[0].watched:  # of others nothing is known
             return
         else:
             passes = {-1}
-        if passes and weights.missed < _MISSED:
+            if any(part.micros[0].watched for part in before):  # it may share the pass of another, and have none
+                most = _SHARED if graph_task() == -1 else 0
+        if passes and weights.missed < most:
             weights.missed += 1
             sentinels.scout(self._parameters(), weights)
 
