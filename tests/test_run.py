@@ -401,7 +401,7 @@ def test_a_stderr_that_is_closed_or_full(zygote, tmp_path):
 
 STEPS = {"cnn": 40, "accumulation": 25, "gan": 30, "bfloat16": 30, "lbfgs": 8, "checkpointed": 30, "averaged": 30}
 STEPS |= {"saved": 30, "listed": 30, "by_hand": 30, "inference": 25, "compiled": 40, "compiled_in_place": 40}
-STEPS |= {"compiled_part": 40, "scaler": None}
+STEPS |= {"compiled_part": 40, "scaler": None, "sliced": 30, "made_anew": 30}
 MODELS = {
     "cnn": ["net"],
     "gan": ["generator", "critic"],

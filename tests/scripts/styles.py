@@ -208,6 +208,43 @@ def listed():
     end(*layers)
 
 
+def sliced():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for step, (x, y) in enumerate(batches(30)):
+        optimizer.zero_grad()
+        first, rest = model[:2], model[2:]
+        loss = F.cross_entropy(rest(first(x)) if step % 2 else model[2:](model[:2](x)), y)
+        loss.backward()
+        optimizer.step()
+        say(loss)
+    end(model)
+
+
+class Anew(nn.Module):
+    """Makes modules in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = mlp(), nn.Linear(10, 10)
+
+    def forward(self, x):
+        x = self.body[:2](x)
+        return nn.LogSoftmax(1)(self.head(nn.Sequential(nn.Tanh(), *self.body[2:])(x)))
+
+
+def made_anew():
+    model = Anew()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in batches(30):
+        optimizer.zero_grad()
+        loss = nn.NLLLoss()(model(x), y)
+        loss.backward()
+        optimizer.step()
+        say(loss)
+    end(model)
+
+
 def by_hand():
     model = mlp()
     for x, y in batches(30):

@@ -144,9 +144,18 @@ class Models:
     def discover(self, module: nn.Module, frame: FrameType | None) -> Model | None:
         """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.
 
-        None where there are too many already.
+        None where there are too many already, and for what was only made for this call, such as a slice or a ReLU: its
+        parts, if it has any, are called next.
         """
-        name, whole = _around(module, frame)
+        name, whole = _largest(frame, lambda one: _held(one, [module]))
+        if whole is None or (whole is module and isinstance(module, nn.Sequential)):
+            layers = [one for one in module.modules() if _has_parameters(one)]
+            new = [one for one in layers if not self.knows(one)]
+            if not new and (layers or whole is None):
+                return None
+            if whole is None and _largest(frame, lambda one: _held(one, new))[1] is not None:
+                return None
+            name, whole = name or type(unwrap(module)).__name__, module
         found = next((model for model in self.all if model.module() is whole), None)
         if found is not None:
             found.look()
@@ -179,13 +188,8 @@ class Models:
             self._modules[id(one)] = weakref.ref(one)
 
 
-def _around(module: nn.Module, frame: FrameType | None) -> tuple[str, nn.Module]:
-    """The largest module that holds this one, among the variables of the frames that call it, and its name there."""
-    name, whole = _largest(frame, lambda one: _held(one, module))
-    return (type(unwrap(module)).__name__, module) if whole is None else (name, whole)
-
-
 def _largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tuple[str, nn.Module | None]:
+    """The largest module among the variables of the frames that call, and its name there."""
     best: tuple[str, nn.Module | None] = ("", None)
     size = 0
     for depth, one in enumerate(frames_from(frame)):
@@ -199,10 +203,14 @@ def _largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tu
     return best
 
 
-def _held(whole: nn.Module, part: nn.Module) -> int:
-    """How many modules it holds, if this one is among them."""
+def _held(whole: nn.Module, parts: list[nn.Module]) -> int:
+    """How many modules it holds, if these are among them."""
     ids = {id(m) for m in whole.modules()} | {id(m) for _, m in walk(whole)}
-    return len(ids) if id(part) in ids or id(unwrap(part)) in ids else 0
+    return len(ids) if all(id(part) in ids or id(unwrap(part)) in ids for part in parts) else 0
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(parameter is not None for parameter in module._parameters.values())
 
 
 def _readable(name: str, module: nn.Module) -> str:
