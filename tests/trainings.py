@@ -838,6 +838,18 @@ def idle_head(steps: int = 30, in_loss: bool = True) -> Training:
     return model, train
 
 
+def wasserstein(steps: int = 40) -> Training:
+    """The last bias of the critic cancels: it is added to what is subtracted."""
+    critic = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+
+    def train() -> None:
+        for x, _ in batches(steps):
+            step(optimizer, critic(torch.rand_like(x)).mean() - critic(x).mean())
+
+    return critic, train
+
+
 class Round(nn.Module):
     """A quantiser without a straight-through estimator."""
 
@@ -889,6 +901,25 @@ def experts(steps: int = 60) -> Training:
 def head_forgotten(steps: int = 16) -> Training:
     model = nn.Sequential(OrderedDict(body=mlp(64, 32, 32), act=nn.ReLU(), head=nn.Linear(32, 10)))
     optimizer = torch.optim.Adam(model.body.parameters(), lr=1e-3)
+    return model, lambda: fit(model, optimizer, steps)
+
+
+class Turns(nn.Module):
+    """Two heads in turn, and a third one that comes late."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(64, 32), nn.ModuleList([nn.Linear(32, 10) for _ in range(3)])
+        self.late, self.calls = late, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.heads[2 if self.calls > self.late else self.calls % 2](self.body(x).relu())
+
+
+def in_turn(steps: int = 40, late: int = 17) -> Training:
+    model = Turns(late)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     return model, lambda: fit(model, optimizer, steps)
 
 

@@ -8,6 +8,7 @@ from tenterhook.record._rule import Checked, Finding
 from tenterhook.record._step import Parameter, Step
 
 _SAMPLES = 12
+_PATIENT = 30  # of those without a gradient, where layers take turns: an expert may wait long for a token
 _MANY = 10  # backward passes without a step
 _OUTSIDE, _UNUSED, _RATE = "not in any optimizer", "never got a gradient", "its learning rate is 0"
 _THEN = {
@@ -23,12 +24,12 @@ class _Life:
 
     samples: int = 0  # while it was trainable
     held: bool = False  # by an optimizer
-    graded: bool = False
+    gradients: int = 0  # in how many of them it had one
     moving: bool = False
 
     @property
     def reason(self) -> str:
-        if not self.graded:
+        if not self.gradients:
             return _UNUSED
         if not self.held:
             return _OUTSIDE
@@ -42,7 +43,10 @@ class NeverTrained(Checked):
     """
 
     name = "parameter never trained"
-    needs = f"fewer than {_SAMPLES} sampled steps of an optimizer, or of some parameters since they are trainable"
+    needs = (
+        f"fewer than {_SAMPLES} sampled steps of an optimizer, or of some parameters since they are trainable"
+        f" ({_PATIENT} where layers take turns)"
+    )
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str], _Life] = {}
@@ -60,16 +64,25 @@ class NeverTrained(Checked):
         if not trainable or trainable == self._known:
             return
         present: dict[tuple[str, str], Parameter] = {}
+        graded: set[tuple[str, str]] = set()
         for one in step.parameters:  # once for each optimizer that has some of the model
             key = (one.model, one.site)
             life = self._lives.setdefault(key, _Life())
             life.samples += one.trainable and key not in present
             life.held |= one.rate is not None
-            life.graded |= one.has_gradient
+            life.gradients += one.has_gradient and key not in graded
             life.moving |= bool(one.rate)
             present[key] = one
+            if one.has_gradient:
+                graded.add(key)
         trained = [key for key, one in present.items() if one.trainable]
-        ripe = [key for key in trained if self._lives[key].samples >= _SAMPLES]
+        lives = [self._lives[key] for key in trained]
+        patience = _PATIENT if any(0 < life.gradients < life.samples for life in lives) else _SAMPLES
+        ripe = [
+            key
+            for key, life in zip(trained, lives, strict=True)
+            if life.samples >= (_SAMPLES if life.gradients else patience)
+        ]
         self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
         reasons: dict[str, list[Parameter]] = {}
         for key in ripe:

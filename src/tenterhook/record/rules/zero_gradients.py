@@ -46,6 +46,8 @@ class ZeroGradients(Checked):
         long = self._silent[which] >= np.where(self._before[which], _AGAIN, _NEVER)
         new = [place for place in rows.where(long).places if place.number not in self._told]
         others = rows.where(~silent).places if new else ()
+        alive = {(place.model, place.site) for place in others}
+        new = [place for place in new if (place.model, _weight_of(place.site)) not in alive]
         for model in dict.fromkeys(place.model for place in new):
             found = [place for place in new if place.model == model]
             beside = _is_beside(step, found, [place for place in others if place.model == model])
@@ -69,6 +71,11 @@ class ZeroGradients(Checked):
         if more > 0:
             self._silent = np.concatenate([self._silent, np.zeros(more, np.int64)])
             self._before = np.concatenate([self._before, np.zeros(more, bool)])
+
+
+def _weight_of(site: str) -> str:
+    """Of a bias, the weight beside it: where that gets gradients, those of the bias cancel, as in a critic."""
+    return site.removesuffix("bias") + "weight" if site.endswith("bias") else ""
 
 
 def _shortened(names: str, most: int = 80) -> str:
