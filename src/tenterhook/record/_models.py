@@ -151,9 +151,9 @@ class Models:
         if whole is None or (whole is module and isinstance(module, nn.Sequential)):
             layers = [one for one in module.modules() if _has_parameters(one)]
             new = [one for one in layers if not self.knows(one)]
-            if not new and (layers or whole is None):
-                return None
-            if whole is None and _largest(frame, lambda one: _held(one, new))[1] is not None:
+            is_known = not new and (bool(layers) or whole is None)
+            if is_known or (whole is None and _largest(frame, lambda one: _held(one, new))[1] is not None):
+                self._modules[id(module)] = weakref.ref(module)  # not to look for it again
                 return None
             name, whole = name or type(unwrap(module)).__name__, module
         found = next((model for model in self.all if model.module() is whole), None)
