@@ -594,8 +594,9 @@ def test_fail_on_and_summary(zygote, tmp_path):
     assert done.returncode == 0 and done.stdout.decode().partition("┌")[2].splitlines()[1:-1] == printed[1:-1]
     done = zygote(*summary, first, "--fail-on", "warn", cwd=tmp_path)
     assert done.returncode == 3 and str(first) in done.stdout.decode()
+    (empty := tmp_path / "empty").mkdir()
     for missing, said in (("nowhere", "it is not there"), (".", "there is no run.json in it")):
-        done = zygote(*summary, missing, cwd=tmp_path.parent)
+        done = zygote(*summary, missing, cwd=empty)
         assert done.returncode == 2 and said in done.stderr.decode() and done.stdout == b""
     (first / "run.json").write_text("{")
     assert zygote(*summary, first, cwd=tmp_path).returncode == 2

@@ -163,7 +163,7 @@ def _is_fused(layer: Any, args: Any) -> bool:
         tensors = [attention.in_proj_weight, attention.in_proj_bias, *(t for p in parts for t in (p.weight, p.bias))]
         graph = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (*args[:1], *tensors))
         return attention.batch_first and not graph
-    except AttributeError:  # another kind of layer, with a forward of its own
+    except Exception:  # another kind of layer, with a forward of its own
         return False
 
 
