@@ -2483,3 +2483,48 @@ def test_a_forward_without_arguments():
     with capture(model, "./**") as seen:
         model()
     assert seen["./mul"] == 2
+
+
+def test_what_goes_to_one_name_may_be_assigned_to_another():
+    class Inner(nn.Module):
+        def forward(self, x):
+            self.h = x * 2
+            return x + 1
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            self.new = x * 2
+            x.sum()
+            self.old = self.new
+            x.sum()
+            self.old = self.old + 100
+            y = self.inner(x)
+            self.h = self.inner.h
+            x.sum()
+            self.h = self.h + 10
+            return self.old + self.h
+
+    def enclosing(self, x):
+        peek = lambda: y.sum()  # noqa: E731
+        y = x + 1
+        self.state = x * 3
+        y = self.state
+        x.sum()
+        y = y + 100
+        return y + peek()
+
+    one, model, other = torch.ones(1), Model(), module_of(enclosing)
+    for _ in range(2):
+        assert values_of(model, "./self.old", one) == [2, 102]
+        assert values_of(model, "./self.h", one) == [2, 12]
+        assert values_of(other, "./y", one) == [2, 3, 103]
+    with edit(model, {"./self.old#1": scale(2.0)}):
+        assert model(one) == 204 + 12
+    with edit(other, {"./y#2": scale(2.0)}):
+        assert other(one) == 206 + 206
+    with pytest.raises(EditError, match="edit it where it is made"), edit(model, {"./self.old#0": scale(2.0)}):
+        model(one)

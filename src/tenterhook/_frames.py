@@ -307,6 +307,15 @@ def holder(frame: Any, value: Tensor, likely: list[str]) -> str | None:
     return found
 
 
+def place_of(frame: Any, name: str) -> object:
+    """What a name in a function means, whatever others call it: an attribute of one object, or a variable."""
+    thing, _, last = name.rpartition(".")
+    values = _locals(frame)
+    place = (id(_look_in(values, frame.f_globals, thing)), last) if thing else last
+    _let_go(frame, values)
+    return place
+
+
 def _look_in(values: Any, others: Any, path: str) -> Any:
     first, *attributes = path.split(".")
     return _stored_in(values.get(first, others.get(first)), attributes)

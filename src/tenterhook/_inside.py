@@ -40,6 +40,7 @@ from tenterhook._frames import (
     is_plumbing,
     is_running,
     keys,
+    place_of,
     rebind,
     runs_module,
     variables,
@@ -105,7 +106,8 @@ class Inside(Mode):
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
         self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
-        self._taken: dict[int, Callable[[], Any]] = {}  # by id: what functions assign that are not looked after
+        # What functions assign that are not looked after, by its id and what it is assigned to.
+        self._taken: dict[tuple[int, object], Callable[[], Any]] = {}
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self._elsewhere = False  # whether one was called in another thread
@@ -200,7 +202,7 @@ class Inside(Mode):
             self._prove(here, here.spots[frame.f_lasti].offset)
         if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
             spot = here.spots[frame.f_lasti]
-            self._note_taker(here, spot, out)
+            self._note_taker(frame, here, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
         return out
 
@@ -282,7 +284,7 @@ class Inside(Mode):
             if here.spots is None or code.co_flags & _SUSPENDS:
                 break
             spot = here.spots[frame.f_lasti]
-            self._note_taker(here, spot, value)
+            self._note_taker(frame, here, spot, value)
             if (spot.taker is None and spot.exit is None) or not is_call_of(frame, spot.called, code):
                 break
             if here.names is None or not here.names.isdisjoint(spot.variables):
@@ -294,10 +296,11 @@ class Inside(Mode):
             way = way.then(spot.exit)
         return value
 
-    def _note_taker(self, here: _Here, spot: Spot, value: Any) -> None:
+    def _note_taker(self, frame: Any, here: _Here, spot: Spot, value: Any) -> None:
         """A value that goes to an attribute, or a variable of an enclosing function, which somebody may look after."""
         if spot.is_shared and spot.variables.isdisjoint(here.watch) and isinstance(value, Tensor):
-            self._taken[id(value)] = weakref.ref(value)
+            for name in spot.variables:
+                self._taken[id(value), place_of(frame, name)] = weakref.ref(value)
 
     def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
@@ -363,7 +366,7 @@ class Inside(Mode):
             if id(where.owner) in self._wanted:  # the module may have only handed it on
                 new = self._bind(frame, where, spot, spot.taker, new, older=True)
         if self._hands_up:
-            self._note_taker(here, here.spots[frame.f_lasti], new)
+            self._note_taker(frame, here, here.spots[frame.f_lasti], new)
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
         self._may_change = False
         return None if new is output else new
@@ -525,7 +528,7 @@ class Inside(Mode):
                 continue
             where.held.put(name, value)
             if name in here.spots.shared and (
-                self._is_taken(value) or not here.spots.may_assign(name, last, frame.f_lasti)
+                self._is_taken(frame, name, value) or not here.spots.may_assign(name, last, frame.f_lasti)
             ):
                 continue  # another function has
             spot = here.spots.giving(name, frame.f_lasti)
@@ -545,8 +548,8 @@ class Inside(Mode):
         stack = torch.overrides._get_current_function_mode_stack()  # without it, while it runs
         return [mode for mode in stack[: stack.index(self) if self in stack else None] if isinstance(mode, Inside)]
 
-    def _is_taken(self, value: Any) -> bool:
-        taken = self._taken.get(id(value))
+    def _is_taken(self, frame: Any, name: str, value: Any) -> bool:
+        taken = self._taken.get((id(value), place_of(frame, name)))
         return taken is not None and taken() is value
 
     def why_silent(self, site: Site) -> str:
