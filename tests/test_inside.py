@@ -2528,3 +2528,74 @@ def test_what_goes_to_one_name_may_be_assigned_to_another():
         assert other(one) == 206 + 206
     with pytest.raises(EditError, match="edit it where it is made"), edit(model, {"./self.old#0": scale(2.0)}):
         model(one)
+
+
+def used(v):
+    r = v * 2
+    s = r + 1
+    return r
+
+
+def run_twice(x):
+    y = used(x)
+    y = used(y)
+    w = x * 1
+    return y + w
+
+
+@pytest.mark.parametrize("address", ["./run_twice/y", "./method/y", "./outer/run_twice/y", "inner/y"])
+def test_variables_before_the_first_operation_of_the_function_itself(address):
+    def outer(x):
+        z = run_twice(x)
+        return z
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            y = used(x)
+            y = used(y)
+            w = x * 1
+            return y + w
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def method(self, x):
+            y = used(x)
+            y = used(y)
+            w = x * 1
+            return y + w
+
+        def forward(self, x):
+            y = used(x)  # its operations are known by now, and of no interest
+            by = {"inner": self.inner.forward, "method": self.method, "outer": outer, "run_twice": run_twice}
+            return by[address.replace("./", "").split("/")[0]](x)
+
+    model, one = Model(), torch.ones(1)
+    for asked in (address, "**/**"):
+        with capture(model, asked) as seen:
+            assert model(one) == model(one) == 5
+        for call in (0, 1):
+            assert seen.calls(f"{address}@{call}") == [2, 4]
+    with pytest.raises(EditError, match="edit it where it is made"), edit(model, {f"{address}#0": zero()}):
+        model(one)
+
+
+def test_a_helper_without_an_operation_of_its_own():
+    class Model(nn.Module):
+        def encode(self, x):
+            h = used(x)
+            k = used(h)
+            return self.mix(h, k)
+
+        def mix(self, a, b):
+            return a + b
+
+        def forward(self, x):
+            return self.encode(x) + 1
+
+    model, one = Model(), torch.ones(1)
+    for name, truth in (("h", [2]), ("k", [4])):
+        assert values_of(model, f"./encode/{name}", one) == truth
+        assert f"./encode/{name}" in names(model, one)

@@ -102,6 +102,7 @@ class Inside(Mode):
         self._code: types.CodeType | None = None  # of the last operation
         self._skip: set[int] = set()  # what to skip in it
         self._watches = False
+        self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
         self._hands_up = False  # whether a variable is wanted that may take what a function returns
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
@@ -128,7 +129,11 @@ class Inside(Mode):
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
         self._changes = self._frames.changes = self._changes or tap.changes
         self._any_name = self._any_name or "*" in pattern.last
-        self._hands_up = self._hands_up or bool(pattern.helpers)  # how they get their values is not known yet
+        if pattern.helpers or "**" in pattern.last:  # how their variables get values is not known yet
+            self._hands_up = True
+            if pattern.last != _PROBABILITIES:
+                function = pattern.name if "**" in pattern.last else pattern.name.rpartition("/")[0]
+                self._unmet.add((id(owner), function))
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
             self._active[id(owner)] = 1  # whether it runs is not known
@@ -147,8 +152,10 @@ class Inside(Mode):
 
     def switch_on(self) -> bool:
         for patterns in self._wanted.values():  # their variables count from the start
-            for code in codes_of(patterns[0].tap.site.module):
-                self._known(code)
+            owner = patterns[0].tap.site.module
+            looks = [bool(self._known(code).watch) for code in codes_of(owner)]
+            if any(looks) and id(owner) not in self._called and id(owner) not in self._active:
+                self._unmet.add((id(owner), ""))  # it may be called by the name of its forward
         return super().switch_on()
 
     def for_this_thread(self) -> "Inside":
@@ -186,7 +193,7 @@ class Inside(Mode):
         if not self._alert:
             self._code, self._skip = here.code, here.skip
         spot = self._spot(here, frame.f_lasti)
-        if self._alert or here.watch:
+        if self._alert or here.watch or self._unmet:
             self._notice(frame, here, writes(func))
         if self._probabilities and func is attention:
             self._compute_beside(frame, here, args, kwargs or {})
@@ -222,7 +229,7 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not here.watch and not self._opened and not (self._hands_up and spot.exit is not None):
+        if not here.watch and not self._opened and not self._unmet and not (self._hands_up and spot.exit is not None):
             here.skip.add(place)
         return None
 
@@ -381,6 +388,7 @@ class Inside(Mode):
         if id(module) in self._wanted:
             if not self._active:
                 self._taken.clear()
+            self._unmet.discard((id(module), ""))
             self._frames.called(module, _frame(2))
             self._active[id(module)] = self._active.get(id(module), 0) + 1
             if names := self._own_attributes(module):
@@ -390,7 +398,7 @@ class Inside(Mode):
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         self._set_alert()
-        if (self._alert or here.watch) and here.spots is not None:
+        if (self._alert or here.watch or self._unmet) and here.spots is not None:
             self._notice(frame, here, False)
 
     def _come_last(self, module: nn.Module) -> None:
@@ -482,11 +490,13 @@ class Inside(Mode):
         """Before an operation: see which variables have got other values since the last one."""
         for outer in self._outer():
             known = outer._known(frame.f_code)
-            if (outer._alert or known.watch) and known.spots is not None:
+            if (outer._alert or known.watch or outer._unmet) and known.spots is not None:
                 outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
         if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
+            if self._unmet:
+                self._meet(frame)
             around = frame.f_back
             while around is not None:
                 other = self._here.get(id(around.f_code))
@@ -496,6 +506,24 @@ class Inside(Mode):
             self._frames.where(frame)  # no longer new
         if here.watch:
             self._look_at_variables(frame, here, again=True)
+
+    def _meet(self, frame: Any) -> None:
+        """Know the functions around an operation that have run none of their own so far."""
+        new = []
+        while frame is not None and self._frames.is_new(frame):
+            new.append(frame)
+            frame = frame.f_back
+        for one in new:
+            where = self._frames.where(one)
+            if where is NOWHERE:  # so are those around it
+                return
+            self._known(one.f_code)
+            function = id(where.owner), where.prefix
+            if function in self._unmet and not where.prefix:  # its forward, by its name: whether it runs is not known
+                self._called.add(id(where.owner))
+                self._active[id(where.owner)] = 1
+                self._set_alert()
+            self._unmet.discard(function)
 
     def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
         """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
