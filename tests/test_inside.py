@@ -2599,3 +2599,73 @@ def test_a_helper_without_an_operation_of_its_own():
     for name, truth in (("h", [2]), ("k", [4])):
         assert values_of(model, f"./encode/{name}", one) == truth
         assert f"./encode/{name}" in names(model, one)
+
+
+def test_an_operation_with_the_name_of_a_function_of_torchs_stays_one():
+    def softmax(x):
+        ret = torch.softmax(x, -1)
+        return ret
+
+    def functional(self, x):
+        return F.softmax(x, -1)
+
+    def method(self, x):
+        return x.softmax(-1)
+
+    def own(self, x):
+        return softmax(x)
+
+    def pooled(self, x):
+        return F.max_pool1d(x, 2)
+
+    for forward in (functional, own):
+        with capture(model := module_of(forward), "./softmax/ret") as seen:
+            model(X)
+        assert all(torch.equal(value, X.softmax(-1)) for value in seen.calls("./softmax/ret"))
+    for forward, address in ((method, "./softmax/ret"), (pooled, "./max_pool1d/y")):
+        with capture(model := module_of(forward), address) as seen:
+            model(X)
+        assert address not in seen
+
+
+def evaluate(text):
+    variables = sys._getframe(1).f_locals  # as numexpr and pandas.eval do
+    return variables[text[0]].cos() + variables[text[-1]].sin()
+
+
+def test_who_looks_at_the_variables_of_a_caller_keeps_them():
+    def compute(x):
+        a = x
+        b = used(x)
+        c = evaluate("a+b")
+        return c + a
+
+    def forward(self, x):
+        y = x
+        out = compute(x)
+        return out + y
+
+    model = module_of(forward)
+    for address in ("./compute/a", "./compute/b", "./y", "./**"):
+        with capture(model, address) as seen:
+            assert torch.equal(model(X), X.cos() + (X * 2).sin() + X + X)
+        assert seen.report().silent == []
+
+
+def test_looking_at_variables_lets_go_of_them():
+    alive = []
+
+    def forward(self, x):
+        y = used(x)
+        alive.append(weakref.ref(y))
+        z = x * 2
+        del y
+        alive.append(alive[0]())
+        return z
+
+    model = module_of(forward)
+    for session in (observe(model, {"./y": lambda site, value: None}), edit(model, {"./y@9": zero()})):
+        alive.clear()
+        with contextlib.suppress(TenterhookWarning), session:
+            model(X)
+        assert alive[1] is None

@@ -39,6 +39,7 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
+_HOLDERS = 4  # of such a copy: its frame, who asked for it, `_let_go` and `getrefcount`
 keys = itertools.count()
 
 
@@ -342,8 +343,8 @@ def _locals(frame: Any) -> Any:
 
 
 def _let_go(frame: Any, values: Any) -> None:
-    """Empty a copy of a function's variables, which would keep them alive; a debugger may look at it."""
-    if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None:
+    """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
+    if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None and sys.getrefcount(values) <= _HOLDERS:
         values.clear()
 
 

@@ -197,7 +197,7 @@ class Inside(Mode):
             self._notice(frame, here, writes(func))
         if self._probabilities and func is attention:
             self._compute_beside(frame, here, args, kwargs or {})
-        if self._opened and operation(func) in self._opened and is_functional(func.__name__):
+        if self._opened and operation(func) in self._opened and is_functional(func.__name__, func):
             with self:
                 out = opened(func)(*args, **(kwargs or {}))
         else:

@@ -29,9 +29,10 @@ def writes(func: Any) -> bool:
     return name[-1:] == "_" or name == "setitem"
 
 
-def is_functional(name: str) -> bool:
-    """Whether it is a function of torch.nn.functional that is written in Python."""
-    return isinstance(getattr(F, name, None), types.FunctionType)
+def is_functional(name: str, func: Any = None) -> bool:
+    """Whether it is a function of torch.nn.functional that is written in Python: that very one, if it is given."""
+    found = getattr(F, name, None)
+    return isinstance(found, types.FunctionType) and found.__closure__ is None and func in (None, found)
 
 
 @functools.cache
