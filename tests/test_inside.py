@@ -1,6 +1,7 @@
 # ruff: noqa: F841, RUF059
 """Values inside a forward: names, values, gradients and edits, against twins that are written out by hand."""
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -2669,3 +2670,37 @@ def test_looking_at_variables_lets_go_of_them():
         with contextlib.suppress(TenterhookWarning), session:
             model(X)
         assert alive[1] is None
+
+
+def test_a_call_in_another_thread_is_not_looked_into_and_counts_as_it_does_for_the_module():
+    def forward(self, x):
+        y = x + 2
+        z = y * 2
+        return z
+
+    model, one = module_of(forward), torch.ones(1)
+
+    async def in_a_task(x):
+        await asyncio.to_thread(model, x)
+
+    def in_a_thread(x):
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
+
+    for elsewhere in (lambda x: asyncio.run(in_a_task(x)), in_a_thread):
+        with capture(model, ".:in[0]", "./y") as seen, edit(model, {"./z": scale(1.0)}) as edits:
+            model(one)
+            elsewhere(one * 10)
+            model(one * 100)
+        numbers = {float(seen[f".:in[0]@{k}"]): k for k in range(len(seen.calls(".:in[0]")))}
+        assert seen.calls("./y") == [3, 102]
+        if len(numbers) == 3:
+            with pytest.raises(NotSeenError, match="no such value came in that call; one came in @0, @2"):
+                seen["./y@1"]
+        assert seen[f"./y@{numbers[1]}"] == 3 and seen[f"./y@{numbers[100]}"] == 102
+        for report in (seen.report(), edits.report()):
+            assert "what ran in other threads was not looked into" in str(report)
+    with capture(model, "./y") as seen:
+        model(one)
+    assert seen.report().notes == []

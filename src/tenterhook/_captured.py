@@ -201,6 +201,9 @@ class Captured:
             return f"{address}: only {tap.site} was captured"
         if address.grad and isinstance(address.call, int) and -tap.calls <= address.call < tap.calls:
             return f"{address} never came: no backward inside this session reached that call"
+        if tap.site.kind == "inner":
+            came = ", ".join(f"@{call}" for call in sorted({entry.call for entry in tap.entries}))
+            return f"{address}: no such value came in that call; one came in {came}"
         return f"{address}: it was called {tap.calls} times; calls count from @0 to @{tap.calls - 1}"
 
     def _asked(self) -> str:

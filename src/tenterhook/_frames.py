@@ -104,9 +104,10 @@ class Frames:
     def called(self, module: nn.Module, frame: Any) -> None:
         """A module is about to be called, by a frame of torch's."""
         if frame.f_code.co_filename == CALLS:
-            self._mark(frame, Where(module, "", self._new_call(module)))
+            self._mark(frame, Where(module, "", self.new_call(module)))
 
-    def _new_call(self, owner: Any) -> Call:
+    def new_call(self, owner: Any) -> Call:
+        """One more call of a module or function."""
         number = self._calls.get(id(owner), 0)
         self._calls[id(owner)] = number + 1
         return Call(number, {}, context() if self.changes else None)
@@ -155,7 +156,7 @@ class Frames:
         code, back = frame.f_code, _above(frame)
         function = self._functions.get(code)
         if function is not None and function.is_run_by(frame):
-            return Where(function, "", self._new_call(function))
+            return Where(function, "", self.new_call(function))
         if back is None or (code.co_filename.startswith(_OURS) and not _is_transparent(code)):
             return NOWHERE
         one = checkpoint_of(frame)
@@ -173,7 +174,7 @@ class Frames:
             return None
         if id(owner) not in self._modules:
             return None
-        return Where(owner, _prefix(code, owner), self._new_call(owner))
+        return Where(owner, _prefix(code, owner), self.new_call(owner))
 
     def _below(self, frame: Any, above: Where) -> Where:
         """Where a frame is, from where the one above it is."""
@@ -182,7 +183,7 @@ class Frames:
         if code.co_filename == CALLS:
             return above
         if is_known and above.owner is not owner:  # called from outside, not by way of the module's call
-            above = Where(owner, "", self._new_call(owner))
+            above = Where(owner, "", self.new_call(owner))
         if is_known and _is_forward(code, owner) and not _is_decorator(code, owner):
             return Where(owner, "", above.call)  # by its name: by a wrapper, a subclass, another module
         part = _part(code, owner)

@@ -111,7 +111,7 @@ class Inside(Mode):
         self._taken: dict[tuple[int, object], Callable[[], Any]] = {}
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
-        self._elsewhere = False  # whether one was called in another thread
+        self.was_elsewhere = False  # whether one was called in another thread
         self._may_change = False  # whether other hooks come after ours
         self._running: dict[
             int, list[tuple[Any, _Here, int, Where]]
@@ -381,7 +381,8 @@ class Inside(Mode):
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
         if self._is_elsewhere():
-            self._elsewhere = self._elsewhere or not self._is_hidden()
+            if not self._is_hidden():
+                self._pass_by(module)
             return
         self._called.add(id(module))
         self._come_last(module)
@@ -400,6 +401,14 @@ class Inside(Mode):
         self._set_alert()
         if (self._alert or here.watch or self._unmet) and here.spots is not None:
             self._notice(frame, here, False)
+
+    def _pass_by(self, module: nn.Module) -> None:
+        """A call in another thread: nothing is seen inside, but it counts if it does for the module itself."""
+        scope = next(iter(self._wanted.values()))[0].tap.scope
+        if graph_task() == scope.task:
+            self.was_elsewhere = True
+            if id(module) in self._wanted and scope in open_sessions():
+                self._frames.new_call(module)
 
     def _come_last(self, module: nn.Module) -> None:
         """Have the user's hooks run first, also those that are newer than ours: a variable takes what they give."""
@@ -592,7 +601,7 @@ class Inside(Mode):
             not any(self._here[id(code)].ran for code in codes if id(code) in self._here)
             and id(owner) not in self._called
         ):
-            if self._elsewhere:
+            if self.was_elsewhere:
                 return "it ran in another thread, and a function mode sees only the one that entered the block"
             return "" if isinstance(owner, nn.Module) else "it was not called inside this session"
         if helpers and "*" not in helpers[-1]:

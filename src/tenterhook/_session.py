@@ -387,6 +387,8 @@ class Session:
         elsewhere = max((tap.elsewhere for tap in self.taps), default=0)
         if elsewhere:
             yield "calls from other threads or async tasks, or made by a change or an observer, were left alone"
+        if self._inside is not None and self._inside.was_elsewhere:
+            yield "what ran in other threads was not looked into: a function mode sees the one that entered the block"
         if self._ended_by is not None and issubclass(self._ended_by, Exception):
             yield f"the block was left by {self._ended_by.__name__}: a module that was running then returned nothing"
         noted: dict[str, list[str]] = {}
