@@ -2704,3 +2704,14 @@ def test_a_call_in_another_thread_is_not_looked_into_and_counts_as_it_does_for_t
     with capture(model, "./y") as seen:
         model(one)
     assert seen.report().notes == []
+
+
+def test_a_call_that_is_not_there_is_told_of_as_it_is():
+    def forward(self, x):
+        y = x * 2
+        return y
+
+    model = module_of(forward)
+    with pytest.warns(TenterhookWarning, match="it came, but not in the call that was asked for"):
+        with edit(model, {"./y@5": zero()}):
+            model(X)

@@ -368,6 +368,8 @@ class Session:
         if site.address.grad:
             view = ", or the base of this view was changed in place" if tap.is_view else ""
             return f"no backward inside this session reached it: none ran, or the loss does not need it{view}"
+        if site.kind == "inner":
+            return "it came, but not in the call that was asked for"
         return f"it was called {tap.calls} times, but not the call that was asked for"
 
     def report(self, rows: Iterable[tuple[Tap, str]]) -> "Report":
