@@ -39,7 +39,6 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
-_HOLDERS = 4  # of such a copy: its frame, who asked for it, `_let_go` and `getrefcount`
 keys = itertools.count()
 
 
@@ -345,8 +344,16 @@ def _locals(frame: Any) -> Any:
 
 def _let_go(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
-    if _is_copy and frame.f_code.co_flags & 1 and sys.gettrace() is None and sys.getrefcount(values) <= _HOLDERS:
+    if not _is_copy or not frame.f_code.co_flags & 1 or sys.gettrace() is not None:
+        return
+    # Its frame and who asked for it hold it, and the call of this function, as one of `_holders` does.
+    if sys.getrefcount(values) <= 2 + _holders(object()):
         values.clear()
+
+
+def _holders(thing: object) -> int:
+    """How many hold what only this call is given: one more where torch.compile has changed how functions run."""
+    return sys.getrefcount(thing)
 
 
 def rebind(frame: Any, name: str, value: Any) -> None:

@@ -152,10 +152,8 @@ class Inside(Mode):
 
     def switch_on(self) -> bool:
         for patterns in self._wanted.values():  # their variables count from the start
-            owner = patterns[0].tap.site.module
-            looks = [bool(self._known(code).watch) for code in codes_of(owner)]
-            if any(looks) and id(owner) not in self._called and id(owner) not in self._active:
-                self._unmet.add((id(owner), ""))  # it may be called by the name of its forward
+            for code in codes_of(patterns[0].tap.site.module):
+                self._known(code)
         return super().switch_on()
 
     def for_this_thread(self) -> "Inside":
@@ -389,7 +387,6 @@ class Inside(Mode):
         if id(module) in self._wanted:
             if not self._active:
                 self._taken.clear()
-            self._unmet.discard((id(module), ""))
             self._frames.called(module, _frame(2))
             self._active[id(module)] = self._active.get(id(module), 0) + 1
             if names := self._own_attributes(module):
@@ -527,12 +524,7 @@ class Inside(Mode):
             if where is NOWHERE:  # so are those around it
                 return
             self._known(one.f_code)
-            function = id(where.owner), where.prefix
-            if function in self._unmet and not where.prefix:  # its forward, by its name: whether it runs is not known
-                self._called.add(id(where.owner))
-                self._active[id(where.owner)] = 1
-                self._set_alert()
-            self._unmet.discard(function)
+            self._unmet.discard((id(where.owner), where.prefix))
 
     def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
         """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
