@@ -241,14 +241,19 @@ def is_plumbing(file: str, name: str) -> bool:
     return name == "__torch_function__" or file.startswith(_OURS) or _is_plumbing(file) is not None
 
 
+_NO_STRUCTURES = frozenset((type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size))
+
+
 def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
     """The tensors, and structures of such, that some local variables, and attributes of such, hold now."""
     values = _locals(frame)
     found = []
     for name in names:
-        thing, *path = name.split(".")
-        value = _stored_in(values.get(thing), path)
-        if holds_tensors(value):
+        value = values.get(name)
+        if value is None and "." in name:
+            thing, *path = name.split(".")
+            value = _stored_in(values.get(thing), path)
+        if value is not None and holds_tensors(value):
             found.append((name, value))
     _let_go(frame, values)
     return found
@@ -324,6 +329,8 @@ def _look_in(values: Any, others: Any, path: str) -> Any:
 
 def holds_tensors(value: Any) -> bool:
     """Whether a value is a tensor, or a tuple, list, mapping or dataclass with one."""
+    if type(value) in _NO_STRUCTURES:  # the most of them, at the least cost
+        return False
     if isinstance(value, Tensor):
         return True
     if isinstance(value, UserDict):

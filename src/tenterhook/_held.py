@@ -5,7 +5,7 @@ and nobody told of was assigned. All are referred to weakly: nothing lives longe
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -50,10 +50,12 @@ class Held:
             if one.value() is old:
                 coming[i] = one._replace(value=_reference(new))
 
-    def forget(self, name: str, spots: Spots, place: int, again: bool) -> None:
-        """A variable holds no tensor now: if it gets the same one again, that is another assignment."""
-        self._last.pop(name, None)
-        self._take_stored(name, spots, place, again)
+    def forget(self, names: Set[str], spots: Spots, place: int, again: bool) -> None:
+        """Some variables hold no tensor now: if one gets the same again, that is another assignment."""
+        for name in names & self._last.keys():
+            del self._last[name]
+        for name in names & self._coming.keys():
+            self._take_stored(name, spots, place, again)
 
     def is_known(self, name: str, value: Any, spots: Spots, place: int, again: bool) -> bool:
         """Whether a variable holds what it did when last seen, or what was made for it since and is told of."""
@@ -83,9 +85,11 @@ class Held:
 
         `again`: the place is about to run, maybe not for the first time.
         """
+        if name not in self._coming:
+            return None
         stored, waiting = None, []
         at = spots[place].offset
-        for one in self._coming.pop(name, ()):
+        for one in self._coming.pop(name):
             if one.place <= at < spots.stored_at(name, one.place) and not (again and one.place == at):
                 waiting.append(one)
             else:

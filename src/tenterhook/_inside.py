@@ -191,7 +191,7 @@ class Inside(Mode):
         if not self._alert:
             self._code, self._skip = here.code, here.skip
         spot = self._spot(here, frame.f_lasti)
-        if self._alert or here.watch or self._unmet:
+        if self._alert or here.watch:
             self._notice(frame, here, writes(func))
         if self._probabilities and func is attention:
             self._compute_beside(frame, here, args, kwargs or {})
@@ -227,7 +227,7 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not here.watch and not self._opened and not self._unmet and not (self._hands_up and spot.exit is not None):
+        if not here.watch and not self._opened and not (self._hands_up and spot.exit is not None):
             here.skip.add(place)
         return None
 
@@ -396,7 +396,7 @@ class Inside(Mode):
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
         self._set_alert()
-        if (self._alert or here.watch or self._unmet) and here.spots is not None:
+        if (self._alert or here.watch) and here.spots is not None:
             self._notice(frame, here, False)
 
     def _pass_by(self, module: nn.Module) -> None:
@@ -488,15 +488,16 @@ class Inside(Mode):
             self._set_alert()
 
     def _set_alert(self) -> None:
-        """While a function runs whose variables are looked after, every operation counts."""
-        self._alert = self._watches and (bool(self._active) or any(self._running.values()))
+        """While a function runs whose variables are looked after, or may do, every operation counts."""
+        is_wanted = self._watches or bool(self._unmet)
+        self._alert = is_wanted and (bool(self._active) or any(self._running.values()))
         self._code = None
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
         for outer in self._outer():
             known = outer._known(frame.f_code)
-            if (outer._alert or known.watch or outer._unmet) and known.spots is not None:
+            if (outer._alert or known.watch) and known.spots is not None:
                 outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
@@ -524,7 +525,9 @@ class Inside(Mode):
             if where is NOWHERE:  # so are those around it
                 return
             self._known(one.f_code)
-            self._unmet.discard((id(where.owner), where.prefix))
+            if (id(where.owner), where.prefix) in self._unmet:
+                self._unmet.remove((id(where.owner), where.prefix))
+                self._set_alert()
 
     def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
         """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
@@ -550,8 +553,7 @@ class Inside(Mode):
             for name in where.held.unknown(here.spots.rebound.intersection(here.watch)):
                 if not here.spots.is_assigned(name, frame.f_lasti):
                     where.held.put(name, given.get(name))
-        for name in set(here.watch).difference(dict(values)):
-            where.held.forget(name, here.spots, frame.f_lasti, again)
+        where.held.forget(set(here.watch).difference(dict(values)), here.spots, frame.f_lasti, again)
         for name, value in values:
             if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
                 continue
