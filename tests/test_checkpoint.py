@@ -5,9 +5,12 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import NotSeenError, capture, observe
+from tenterhook import NotSeenError, capture, edit, observe
+from tenterhook.changes import add
 
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 
@@ -157,3 +160,25 @@ def test_what_an_observer_computes_is_no_business_of_the_checkpoint():
     with capture(block, "1", detach=False, reduce=lambda t: t.pow(2).mean()) as seen:
         checkpoint(block, x, use_reentrant=False).sum().backward()
     assert seen["1"].requires_grad
+
+
+def test_other_modes_than_a_selective_checkpoints_see_what_is_kept_and_moved():
+    model, x, z = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3), torch.randn(2, 3)
+    wide = torch.ones(3, dtype=torch.float64)
+
+    def captured(x, vector):
+        with capture(model, "0") as seen:
+            return model(x) + seen["0"]
+
+    def steered(x, vector):
+        with edit(model, {"0": add(vector)}):
+            return model(x)
+
+    for function in (captured, steered):
+        traced = make_fx(function)(x, wide)
+        assert torch.equal(traced(z, 2 * wide), function(z, 2 * wide))
+    with FakeTensorMode():
+        fake, shapes = nn.Sequential(nn.Linear(3, 3)), []
+        with observe(fake, {"0": lambda site, value: shapes.append((value * torch.ones(3)).shape)}):
+            fake(torch.ones(2, 3))
+    assert shapes == [(2, 3)]

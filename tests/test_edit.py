@@ -4,7 +4,7 @@ import contextlib
 import copy
 import threading
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -1283,3 +1283,151 @@ def test_how_much_of_a_vector_can_be_learnt():
         torch.testing.assert_close(out, truth)
         grads = [torch.autograd.grad(one.pow(2).sum(), times)[0] for one in (out, truth)]
         torch.testing.assert_close(*grads)
+
+
+class Log(list):
+    """A list that counts, and that nobody can make with its items."""
+
+    def __init__(self):
+        super().__init__()
+        self.appended = 0
+
+    def append(self, x):
+        self.appended += 1
+        super().append(x)
+
+
+@dataclass
+class Counted:
+    h: torch.Tensor
+    steps: int = 0
+
+
+def append(given):
+    given.append(given[0] + 1)
+
+
+def count(given):
+    given["count"] = 2
+
+
+def use(given):
+    given["a"] = given.pop("a")
+
+
+def empty_second(given):
+    given.pop(0)
+    given[0].clear()
+
+
+def step(given):
+    given.steps += 1
+    given.more = 3
+
+
+def counting_log():
+    log = Log()
+    log.append(torch.ones(2))
+    return log
+
+
+def without_debug(given):
+    given["flag"] = True
+    del given["debug"]
+    return given
+
+
+@pytest.mark.parametrize(
+    ("make", "does", "change"),
+    [
+        (counting_log, append, lambda v: None),
+        (lambda: deque([torch.ones(2)]), append, lambda v: None),
+        (lambda: [torch.ones(2), torch.zeros(2)], append, any_shape(lambda v: v[:1])),
+        (lambda: {"h": torch.ones(2), "debug": 1}, count, without_debug),
+        (lambda: {"a": torch.ones(1), "b": torch.zeros(1)}, use, lambda v: None),
+        (lambda: [{"t": torch.ones(1)}, {"t": torch.zeros(1)}, {}], empty_second, lambda v: None),
+        (lambda: Counted(torch.ones(2)), step, lambda v: None),
+    ],
+    ids=["list of a kind", "deque", "shortened list", "other keys", "order", "emptied", "attributes"],
+)
+def test_what_a_module_does_to_a_container_is_done_to_the_callers_own_and_nothing_else(make, does, change):
+    class Doing(nn.Module):
+        def forward(self, given):
+            does(given)
+            return torch.zeros(1)
+
+    def parts_of(x):
+        attributes = vars(x).items() if hasattr(x, "__dict__") and not isinstance(x, torch.Tensor) else ()
+        return [
+            *attributes,
+            *(x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (list, deque)) else ()),
+        ]
+
+    def things_in(x):
+        return [x, *(thing for _, part in parts_of(x) for thing in things_in(part))]
+
+    def told(x, known):
+        which = next((i for i, thing in enumerate(known) if thing is x), "new")
+        return x if isinstance(x, int) else (which, [(key, told(part, known)) for key, part in parts_of(x)])
+
+    model, given, twin = nn.Sequential(Doing()), make(), make()
+    known, known_to_twin = things_in(given), things_in(twin)
+    does(twin)
+    with edit(model, {"0:in": change}):
+        model(given)
+    assert told(given, known) == told(twin, known_to_twin)
+
+
+def test_a_container_that_is_handed_on_is_the_callers():
+    class Block(nn.Module):
+        def forward(self, x, kept):
+            kept.append(x * 2)
+            return x + 1, kept
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Block(), Block()
+
+        def forward(self, x, kept):
+            x, kept = self.a(x, kept)
+            return self.b(x, kept)[0]
+
+    net, kept = Net(), [first := torch.zeros(1)]
+    with edit(net, {"a:in": lambda v: None}):
+        net(torch.ones(1), kept)
+    assert kept[0] is first and torch.cat(kept).tolist() == [0, 2, 4]
+
+
+def test_parts_that_are_attributes_too_are_edited_there_and_kept_as_copies():
+    class Out(tuple):
+        def __init__(self, parts):
+            self.logits = self[0]
+
+    class Head(nn.Module):
+        def forward(self, x):
+            return Out((x * 2, x * 3))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = Head()
+
+        def forward(self, x):
+            return self.head(x).logits + 0
+
+    net, x = Net(), torch.ones(2, requires_grad=True)
+    with edit(net, {"head[0]": zero()}):
+        assert net(x).tolist() == [0, 0]
+    with capture(net, "head") as seen:
+        net(x)
+    assert seen["head"].logits is seen["head"][0] and seen["head"].logits.grad_fn is None
+
+
+def test_nan_in_inference_mode_is_no_write_into_an_input():
+    model = nn.Sequential(nn.Identity(), nn.Linear(3, 3))
+    with torch.inference_mode():
+        x = torch.ones(3)
+        with edit(model, {"1:in": lambda v: v * float("nan")}):
+            assert model(x).isnan().all()
+    assert torch.equal(x, torch.ones(3))

@@ -185,3 +185,27 @@ def test_the_only_argument_is_a_structure():
             truth = model(A, keyword)
         with edit(model, seen.patch()):
             assert torch.equal(model(B, keyword), truth)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_of_one_tensor_go_in_however_the_arguments_are_given(by_name):
+    class Mix(nn.Module):
+        def forward(self, q, k):
+            return q * 2 + k.sin()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p, self.mix, self.by_name = nn.Linear(3, 3), Mix(), by_name
+
+        def forward(self, x):
+            h = self.p(x)
+            return self.mix(q=h, k=h) if self.by_name else self.mix(h, h)
+
+    net = Net()
+    with capture(net, "grad(mix:in)", "grad(p)") as seen:
+        net(torch.randn(2, 3)).pow(2).sum().backward()
+    net.by_name = not by_name
+    with capture(net, "grad(p)") as other, edit(net, seen.patch("grad(mix:in)")):
+        net(torch.randn(2, 3)).pow(2).sum().backward()
+    assert torch.equal(other["grad(p)"], seen["grad(p)"])

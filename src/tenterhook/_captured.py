@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tenterhook._address import Address, covers, matches, parse, split_number
 from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
-from tenterhook._inputs import Inputs
+from tenterhook._inputs import Inputs, argument_names
 from tenterhook._keep import Entry, Log
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
@@ -231,7 +231,12 @@ def _by_leaf(changes: dict[Path, Any], depth: int) -> Function:
     """One change of a whole value whose leaves share a gradient, where they are one tensor: it must go in once."""
 
     def patch(grad: Tensor, site: Site) -> Tensor:
-        change = changes.get(site.address.leaf[depth:])
+        leaf = site.address.leaf
+        change = changes.get(leaf[depth:])
+        if change is None and not depth and leaf and site.address.role == "in":  # an argument, given in another way
+            names = argument_names(site.module)
+            same: dict[Any, Any] = {**dict(enumerate(names)), **{name: i for i, name in enumerate(names)}}
+            change = changes.get((same.get(leaf[0], leaf[0]), *leaf[1:]))
         return grad if change is None else change(grad)
 
     return Function(patch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import covers
-from tenterhook._replay import modes, unrecorded
+from tenterhook._replay import beside_checkpoints, modes
 from tenterhook._scope import Scope, graph_task, here, not_watching
 from tenterhook._sites import Site
 from tenterhook._tap import Tap, Unsaved, check_unchanged, later_site_first
@@ -148,7 +148,7 @@ class Values(Tap):
 
     def reach(self, part: Any, call: int) -> None:
         versions: list[tuple[Tensor, int]] = []
-        with unrecorded():
+        with beside_checkpoints():
             kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
         if isinstance(kept, Omitted):
             self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"

@@ -10,14 +10,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 _FILE = checkpoint.__file__
+_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
 modes = torch._C._len_torch_dispatch_stack
 jvp_enabled = torch._C._is_fwd_grad_enabled
@@ -72,8 +78,30 @@ def _closed_over(pack: Any) -> Any:
 
 
 def unrecorded() -> AbstractContextManager[Any]:
-    """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
+    """Without any dispatch mode, whoever's it is."""
     return _disable_current_modes() if modes() else nullcontext()
+
+
+@contextmanager
+def beside_checkpoints() -> Iterator[None]:
+    """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
+    stack = _get_current_dispatch_mode_stack() if modes() else []
+    first = next((i for i, mode in enumerate(stack) if isinstance(mode, _SELECTIVE)), len(stack))
+    above = stack[first:]
+    others = [mode for mode in above if not isinstance(mode, _SELECTIVE)]
+    _exchange(above, others)
+    try:
+        yield
+    finally:
+        _exchange(others, above)
+
+
+def _exchange(old: list[Any], new: list[Any]) -> None:
+    """Put other modes in the place of the uppermost."""
+    for _ in old:
+        _pop_mode()
+    for mode in new:
+        _push_mode(mode)
 
 
 class Replays:

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook._replay import checkpoints, may_be_checkpointed, run_again_under, unrecorded
+from tenterhook._replay import beside_checkpoints, checkpoints, may_be_checkpointed, run_again_under
 from tenterhook._tree import can_have_gradient
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
@@ -108,5 +108,5 @@ def hidden(scope: Scope) -> Iterator[None]:
 @contextmanager
 def not_watching(scope: Scope) -> Iterator[None]:
     """Run a user's function so that neither the session nor a checkpoint around it sees what it does."""
-    with hidden(scope), unrecorded(), saved_tensors_hooks(torch.detach, lambda tensor: tensor):
+    with hidden(scope), beside_checkpoints(), saved_tensors_hooks(torch.detach, lambda tensor: tensor):
         yield

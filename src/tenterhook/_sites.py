@@ -143,7 +143,7 @@ def plainly(model: Any, selector: Selector, whole: bool = False) -> Site | None:
         if type(children) is not dict:  # a ScriptModule
             return None
         child = children.get(part)
-        if child is None and (child := unwrap(module)._modules.get(part)) is None:
+        if child is None and (child := dict(unwrap(module)._modules.items()).get(part)) is None:
             return None
         module = child
     if len(module._modules) == 1:

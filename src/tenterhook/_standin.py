@@ -1,6 +1,7 @@
 """What takes the place of a module's arguments: whatever the module does to it, the caller's own must see."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from tenterhook._address import Leaf
 from tenterhook._tree import children, leaves
 
-_Content = dict[Leaf, Any]
+_SEQUENCES = (list, deque)
 
 
 class Standins:
@@ -20,7 +21,10 @@ class Standins:
         after = dict(leaves(new))
         pairs = [(after.get(path, tensor), tensor) for path, tensor in leaves(old)]
         self._tensors = [(a, a.clone() if a.is_inference() else a._version, b) for a, b in pairs if a is not b]
-        self._containers = list(_containers(old, new))
+        structures = list(_structures(old, new))
+        self._containers = [_Container(a, b) for a, b in structures if type(a) is type(b) and _can_be_changed(a)]
+        self._own = {id(a): b for a, _, b in self._tensors}  # by the id of what takes its place
+        self._own |= {id(b): a for a, b in structures}
 
     def carry_back(self, output: Any) -> Any:
         """After the forward. Returns another output, or None."""
@@ -31,44 +35,87 @@ class Standins:
                 with torch.set_grad_enabled(follows and torch.is_grad_enabled()):
                     original.copy_(tensor)
                 new = original if output is tensor else new
-        for container, before, original, own in self._containers:
-            now = dict(children(container))
-            if now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
-                _write(original, _turned_back(now, before, own))
-        return new
+        for one in self._containers:
+            one.carry_back(self._own)
+        return self._with_own_containers(output) if new is None and self._containers else new
+
+    def _with_own_containers(self, output: Any) -> Any:
+        """A module may hand a container on: that is the caller's."""
+        own = {id(one.standin): one.original for one in self._containers}
+        if type(output) is tuple and any(id(part) in own for part in output):
+            return tuple(own.get(id(part), part) for part in output)
+        return own.get(id(output))
 
 
-def _containers(old: Any, new: Any) -> Iterator[tuple[Any, _Content, Any, _Content]]:
-    """Each container that has taken the place of another, with what is in it, the other, and what is in that."""
+class _Container:
+    """A container that has taken the place of another, and what was in it then."""
+
+    def __init__(self, original: Any, standin: Any) -> None:
+        self.original, self.standin = original, standin
+        self._before = dict(children(standin))
+        self._attributes = _attributes(standin)
+
+    def carry_back(self, own: dict[int, Any]) -> None:
+        """Do to the original what was done to this one since."""
+        now = {key: own.get(id(x), x) for key, x in children(self.standin)}
+        before = {key: own.get(id(x), x) for key, x in self._before.items()}
+        if isinstance(self.original, _SEQUENCES):
+            _change_sequence(self.original, list(before.values()), list(now.values()))
+        elif isinstance(self.original, MutableMapping):
+            _change(self.original, before, now)
+            if [key for key in now if key in before] != [key for key in before if key in now]:
+                content = dict(self.original)
+                self.original.clear()
+                for key in (*(key for key in content if key not in now), *(key for key in now if key in content)):
+                    self.original[key] = content[key]
+        else:  # a dataclass, frozen or with slots
+            for name in (name for name, x in now.items() if before.get(name, now) is not x):
+                object.__setattr__(self.original, str(name), now[name])
+        if self._attributes is not None:
+            attributes = {name: own.get(id(x), x) for name, x in vars(self.standin).items()}
+            _change(vars(self.original), {name: own.get(id(x), x) for name, x in self._attributes.items()}, attributes)
+
+
+def _structures(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """Each structure of which another has taken the place, and that."""
     if old is new or isinstance(old, Tensor):
         return
-    own, before = dict(children(old)), dict(children(new))
-    if type(old) is type(new) and (isinstance(old, (list, MutableMapping)) or dataclasses.is_dataclass(old)):
-        yield new, before, old, own
-    for key in own.keys() & before.keys():
-        yield from _containers(own[key], before[key])
+    own, standin = dict(children(old)), dict(children(new))
+    if own or _can_be_changed(old):
+        yield old, new
+    for key in own.keys() & standin.keys():
+        yield from _structures(own[key], standin[key])
 
 
-def _turned_back(now: _Content, before: _Content, own: _Content) -> _Content:
-    """What is in a container now; what was put there in place of the caller's own, wherever it is, is that again."""
-    same = before.keys() & own.keys()
-    moved = {id(before[key]): own[key] for key in same if isinstance(before[key], Tensor) or children(before[key])}
-    return {key: own[key] if key in same and x is before[key] else moved.get(id(x), x) for key, x in now.items()}
+def _can_be_changed(value: Any) -> bool:
+    return isinstance(value, (*_SEQUENCES, MutableMapping)) or dataclasses.is_dataclass(value)
 
 
-def _write(original: Any, content: _Content) -> None:
-    if isinstance(original, list):
-        original[:] = content.values()
-        return
-    if isinstance(original, MutableMapping):
-        original.clear()  # for the order
-    for key, x in content.items():
-        if isinstance(original, MutableMapping):
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What an object has beside its content."""
+    own = getattr(value, "__dict__", None)
+    return None if own is None or own is value else dict(own)
+
+
+def _change(original: Any, before: dict[Leaf, Any], now: dict[Leaf, Any]) -> None:
+    """What came, went or became another thing: that alone, for others may have changed the rest."""
+    for key in before.keys() - now.keys():
+        original.pop(key, None)
+    for key, x in now.items():
+        if key not in before or before[key] is not x:
             original[key] = x
-        else:
-            object.__setattr__(original, str(key), x)
+
+
+def _change_sequence(original: Any, before: list[Any], now: list[Any]) -> None:
+    kept = len(before) <= len(now) and all(a is b for a, b in zip(before, now, strict=False))
+    if not kept:
+        original.clear()
+    for x in now[len(before) :] if kept else now:
+        original.append(x)
 
 
 def _was_written(tensor: Tensor, version: Any) -> bool:
     """Whether a tensor has changed since; one of inference mode does not count, so it was copied."""
-    return not torch.equal(tensor, version) if isinstance(version, Tensor) else tensor._version != version
+    if isinstance(version, Tensor):
+        return not bool(((tensor == version) | ((tensor != tensor) & (version != version))).all())
+    return tensor._version != version

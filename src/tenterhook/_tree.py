@@ -188,24 +188,18 @@ def _like(value: Any, parts: list[Any]) -> Any:
         return kind._make(parts)
     if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
         return node.unflatten_fn(parts, node.flatten_fn(value)[1])
-    if isinstance(value, tuple):
-        made = kind(parts)
-        if hasattr(value, "__dict__"):
-            vars(made).update(vars(value))
-        return made
+    if isinstance(value, (tuple, list)):
+        return _with_attributes(_sequence(kind, parts), value, parts)
     if (
         isinstance(value, Mapping)
         and not isinstance(value, (dict, UserDict))
         and not hasattr(kind, "copies_deep_enough")
     ):
         raise TypeError  # a copy of an unknown mapping may share what it holds with the original
-    # A dataclass, or a kind of list or dict: a shallow copy keeps the type without running __init__ again.
+    # A dataclass or a kind of dict: a shallow copy keeps the type without running __init__ again.
     twin = copy.copy(value)
     if twin is value or type(twin) is not kind:
         raise TypeError
-    if isinstance(value, list):
-        list.__setitem__(twin, slice(None), parts)
-        return twin
     if getattr(value, "__dict__", None) is value:  # what is in it is also an attribute
         twin.__dict__ = twin
     for (key, _), child in zip(children(value), parts, strict=True):
@@ -214,3 +208,24 @@ def _like(value: Any, parts: list[Any]) -> Any:
         else:
             object.__setattr__(twin, str(key), child)
     return twin
+
+
+def _sequence(kind: Any, parts: list[Any]) -> Any:
+    """A kind of list or tuple; a list whose constructor wants more can do without it."""
+    try:
+        return kind(parts)
+    except TypeError:
+        made = kind.__new__(kind)
+        list.extend(made, parts)  # a TypeError for a tuple
+        return made
+
+
+def _with_attributes(made: Any, value: Any, parts: list[Any]) -> Any:
+    """A new list or tuple with the attributes of another; those that are its parts, or hold tensors, are its own."""
+    own = {id(old): new for (_, old), new in zip(children(value), parts, strict=True)}
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        if id(attribute) in own:
+            vars(made)[name] = own[id(attribute)]
+        elif not any(True for _ in leaves(attribute)):
+            vars(made)[name] = attribute
+    return made

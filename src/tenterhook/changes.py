@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
-from tenterhook._replay import unrecorded
+from tenterhook._replay import beside_checkpoints, modes
 from tenterhook._sites import Site
 from tenterhook._tree import can_have_gradient, describe, itself, rebuild, version_of
 
@@ -112,10 +112,10 @@ class Change:
             return x.to(value.device, dtype)
         key = (id(x), value.device, dtype)
         if self._moved.get(key, (None,))[0] != x._version:
-            with torch.inference_mode(False), unrecorded():  # others may need it, in another mode
+            with torch.inference_mode(False), beside_checkpoints():  # others may need it, in another mode
                 moved = x.to(value.device, dtype)
-            if torch._C._functorch.is_functorch_wrapped_tensor(moved):
-                return moved
+                if modes() or torch._C._functorch.is_functorch_wrapped_tensor(moved):  # of a trace, say
+                    return moved
             self._moved[key] = (x._version, moved)
         return self._moved[key][1]
 
