@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tenterhook import watch
+from tenterhook.record._gather import Gather
+from tenterhook.stats import NUMBERS
 from tests.test_stats import CASES, check, measured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -112,3 +115,39 @@ def test_true_gradients_under_a_scaler_with_skipped_steps(tmp_path):
     assert sum(row["skipped"] for row in run.open().steps().to_pylist()) > 0
     grads = [row for row in rows if row["what"] in ("output_grad", "parameter_grad")]
     assert grads and all(row["nan"] == row["pos_inf"] == 0 and row["absmax"] < 1 for row in grads)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_written_into_before_it_is_measured_is_lost_and_told_of(layout, dtype):
+    at_once: set[int] = set()
+    for lost in (1, 0):
+        gather = Gather(at_once)
+        value = torch.ones(1, 4, 3, 3, device="cuda", dtype=dtype).to(memory_format=layout)
+        gather.note([7], value)
+        value += 100
+        gather.settle()
+        assert gather.lost == lost and [block.places for block in gather.blocks] == [[[7]]] * (1 - lost)
+    numbers, _ = gather.blocks[0].arrays()
+    assert numbers[0, NUMBERS.index("max")] == 1 and at_once == {7}
+
+
+class Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = nn.Identity()
+        Held.last = weakref.ref(ctx.kept)
+        return x * 2
+
+
+def test_values_are_measured_once_and_their_graphs_let_go():
+    gather, x = Gather(set()), torch.ones(5, device="cuda", requires_grad=True)
+    value = Held.apply(x)
+    graph = Held.last
+    gather.note([1], value)
+    gather.note([2], value.view_as(value))
+    gather.note([3], value[:3])
+    del value
+    assert graph() is None
+    gather.settle()
+    assert [block.places for block in gather.blocks] == [[[1, 2], [3]]]

@@ -127,14 +127,14 @@ class Gather:
 
     def note(self, places: list[int], tensor: Tensor) -> None:
         """The same for one on a device, with the least that can be done while a model runs: code that runs once in a
-        while is slow. Whether it was noted before, for other places, is found out when all are measured.
+        while is slow. Whether its values were noted before, for other places, is found out when all are measured.
         """
         version = version_of(tensor)
         if not self._noted:
             if torch.cuda.is_current_stream_capturing():  # a CUDA graph: nothing is computed yet
                 return
             self._room = _room(tensor.device)
-        self._noted.append((places, tensor, version))
+        self._noted.append((places, tensor.detach() if tensor.requires_grad else tensor, version))
         self._bytes += tensor.nbytes
         now = version < 0 or (bool(self._at_once) and not self._at_once.isdisjoint(places))
         if now or len(self._noted) >= _TOGETHER or self._bytes >= self._room:
@@ -214,28 +214,27 @@ class Gather:
     def _look_at_noted(self) -> dict[int, list[tuple[list[int], Tensor]]]:
         """By device, those that can be measured as they are; the others wait with the rest."""
         noted, self._noted = self._noted, []
-        known: dict[int, tuple[list[int], int]] = {}
+        known: dict[tuple[int, int, torch.dtype], list[int]] = {}
         ready: dict[int, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in noted:
-            before = known.get(id(tensor))
-            if before is not None and before[1] == version >= 0:
-                before[0].extend(places)
+            if version >= 0 and tensor._version != version:
+                self._lose(places)
                 continue
-            known[id(tensor)] = places, version
-            if (
-                self._rows < _MOST
-                and tensor.dtype in _READY
-                and tensor.layout is torch.strided
+            address, size = tensor.data_ptr() if tensor.layout is torch.strided else 0, tensor.numel()
+            if not (
+                tensor.dtype in _READY
+                and address >= _LOW
                 and tensor.is_contiguous()
                 and not tensor.is_nested
-                and version >= 0
-                and tensor._version == version
-                and tensor.data_ptr() >= _LOW
+                and self._rows < _MOST
             ):
+                self._take(places, tensor, version)
+            elif (same := known.get((address, size, tensor.dtype))) is not None:
+                same += places
+            else:
+                known[address, size, tensor.dtype] = places
                 self._rows += 1
                 ready.setdefault(tensor.get_device(), []).append((places, tensor))
-            else:
-                self._take(places, tensor, version)
         return ready
 
     def measure(self) -> None:
@@ -246,12 +245,16 @@ class Gather:
         devices: dict[Any, list[tuple[list[int], Tensor]]] = {}
         for places, tensor, version in waiting:
             if (version >= 0 and tensor._version != version) or not has_values(tensor):
-                self.lost += 1
-                self._at_once.update(places)
+                self._lose(places)
             else:
                 devices.setdefault(tensor.device, []).append((places, tensor))
         for device, found in devices.items():
             self._on_device(device, found)
+
+    def _lose(self, places: list[int]) -> None:
+        """A value was written into, or freed, before it was measured."""
+        self.lost += 1
+        self._at_once.update(places)
 
     def _on_device(self, device: torch.device, found: list[tuple[list[int], Tensor]]) -> None:
         kernel = _kernel() if device.type == "cuda" else None
