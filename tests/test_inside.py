@@ -2704,3 +2704,121 @@ def test_a_call_that_is_not_there_is_told_of_as_it_is():
     with pytest.warns(TenterhookWarning, match="it came, but not in the call that was asked for"):
         with edit(model, {"./y@5": zero()}):
             model(X)
+
+
+def doubled(v):
+    r = v * 2
+    s = r + 1
+    assert s is not r
+    return r
+
+
+class Rebinding(nn.Module):
+    def forward(self, x):
+        a = doubled(x)
+        a = doubled(a)
+        w = x + 1
+        return a * a * (w - x)
+
+    def encode(self, x):
+        a = doubled(x)
+        a = doubled(a)
+        w = x + 1
+        return a * (w - x)
+
+    def probed(self, x):
+        probabilities = doubled(x)
+        probabilities = doubled(probabilities)
+        w = x + 1
+        return probabilities * (w - x)
+
+
+class Around(nn.Module):
+    def __init__(self, method="__call__", kind=None):
+        super().__init__()
+        self.b, self.method, self.kind = Rebinding(), method, kind
+
+    def forward(self, x):
+        run = getattr(self.b, self.method)
+        return run(x) if self.kind is None else checkpoint(run, x, use_reentrant=self.kind)
+
+
+@pytest.mark.parametrize("kind", [None, True, False])
+def test_a_checkpoint_that_runs_again_has_the_same_numbers_and_is_no_call(kind):
+    model = Around(kind=kind)
+    for _ in range(2):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        with edit(model, {"b/a#1": lambda v: v * v}), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x).sum().backward()
+        torch.testing.assert_close(x.grad, 4 * (4 * x.detach()) ** 3 * 4)
+    with capture(model, "b/a", grad=True) as seen:
+        for k in (1.0, 2.0, 3.0):
+            model(torch.tensor([k], requires_grad=True)).sum().backward()
+    for k in range(3):
+        x = k + 1.0
+        assert [v.item() for v in seen.calls(f"b/a@{k}")] == [2 * x, 4 * x]
+        assert [v.item() for v in seen.calls(f"grad(b/a@{k})")] == [16 * x, 8 * x]
+    with edit(model, {"b/w@2": 100.0}), capture(model, "b") as seen:
+        for k in (1.0, 2.0, 3.0):
+            model(torch.tensor([k], requires_grad=True)).sum().backward()
+    assert [v.item() for v in seen.calls("b")] == [16, 64, 144 * 97]
+
+
+@pytest.mark.parametrize(("method", "address"), [("encode", "b/encode/a"), ("probed", "b/probed/probabilities")])
+def test_a_method_that_is_called_from_outside_is_the_same_at_every_call(method, address):
+    model, x = Around(method), torch.ones(1)
+    with capture(model, address) as seen:
+        for _ in range(3):
+            model(x)
+    assert [[v.item() for v in seen.calls(f"{address}@{k}")] for k in range(3)] == [[2, 4]] * 3
+    with edit(model, {f"{address}#1": 100.0}):
+        assert model(x).item() == model(x).item() == 100
+
+
+class Adds:
+    def helper(self, v):
+        return v.add(1)
+
+
+class Doubles:
+    def helper(self, v):
+        a = doubled(v)
+        a = doubled(a)
+        w = v.add(1)
+        return a.mul(2) + 0 * w
+
+
+def test_two_helpers_of_one_name():
+    class Both(nn.Module):
+        def forward(self, x):
+            for one in (Adds(), Doubles()):
+                x = one.helper(x)
+            return x
+
+    model, x = Both(), torch.ones(2)
+    with edit(model, {"./helper/a#1": 100.0}):
+        assert model(x).tolist() == model(x).tolist() == [200, 200]
+
+
+def leaf(v):
+    return v.abs()
+
+
+def outer(v):
+    a = leaf(v)
+    a = leaf(a)
+    return a.sum()
+
+
+def test_a_helper_that_runs_in_a_later_call_only():
+    class Later(nn.Module):
+        def forward(self, x, more):
+            y = x + 1
+            return outer(y) if more else y
+
+    model, x = Later(), torch.zeros(1)
+    with capture(model, "./**") as seen:
+        model(x, False)
+        model(x, True)
+    assert [address for address in seen if "/outer/a" in address] == ["./outer/a#0", "./outer/a#1"]

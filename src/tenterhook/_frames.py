@@ -83,10 +83,14 @@ class _Mark:
         return self  # a debugger that starts here calls it
 
 
+graph_task = torch._C._current_graph_task_id
+
+
 class Frames:
     """Where frames are, for one session."""
 
     changes = False  # whether the session changes values
+    scope: Any = None  # the session's, which knows in which backward pass it was opened, if any
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.key = next(keys)  # larger than that of any session before
@@ -106,9 +110,10 @@ class Frames:
             self._mark(frame, Where(module, "", self.new_call(module)))
 
     def new_call(self, owner: Any) -> Call:
-        """One more call of a module or function."""
+        """One more call of a module or function, unless a checkpoint runs again."""
         number = self._calls.get(id(owner), 0)
-        self._calls[id(owner)] = number + 1
+        if self.scope is None or graph_task() == self.scope.task:
+            self._calls[id(owner)] = number + 1
         return Call(number, {}, context() if self.changes else None)
 
     def is_new(self, frame: Any) -> bool:
@@ -311,6 +316,11 @@ def holder(frame: Any, value: Tensor, likely: list[str]) -> str | None:
     found = next((name for name in names if _look_in(values, frame.f_globals, name) is value), None)
     _let_go(frame, values)
     return found
+
+
+def has_variable(code: types.CodeType, name: str) -> bool:
+    """Whether a function has a variable with a name, or with the first part of it."""
+    return name.partition(".")[0] in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
 
 
 def place_of(frame: Any, name: str) -> object:

@@ -34,6 +34,7 @@ from tenterhook._frames import (
     asker,
     attributes,
     context,
+    has_variable,
     holder,
     holds_tensors,
     is_call_of,
@@ -48,7 +49,7 @@ from tenterhook._frames import (
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
 from tenterhook._names import Spot, Spots, spots
-from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
+from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._scope import graph_task
 from tenterhook._scope import here as open_sessions
@@ -103,6 +104,8 @@ class Inside(Mode):
         self._skip: set[int] = set()  # what to skip in it
         self._watches = False
         self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
+        self._is_twin = False  # of which the hooks on modules know nothing
+        self._is_met_anywhere = False  # whether a method is wanted, which somebody else may call
         self._hands_up = False  # whether a variable is wanted that may take what a function returns
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
@@ -128,12 +131,15 @@ class Inside(Mode):
             self._probabilities = True
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
         self._changes = self._frames.changes = self._changes or tap.changes
+        self._frames.scope = tap.scope
         self._any_name = self._any_name or "*" in pattern.last
-        if pattern.helpers or "**" in pattern.last:  # how their variables get values is not known yet
+        if pattern.is_of_helpers:  # how their variables get values is not known yet
             self._hands_up = True
-            if pattern.last != _PROBABILITIES:
+            if pattern.last != _PROBABILITIES or pattern.helpers[-1] not in ("**", attention.__name__):
                 function = pattern.name if "**" in pattern.last else pattern.name.rpartition("/")[0]
                 self._unmet.add((id(owner), function))
+                self._is_met_anywhere = self._is_met_anywhere or hasattr(type(owner), (*pattern.helpers, "")[0])
+                self._set_alert()
         if not isinstance(owner, nn.Module):
             self._frames.add_function(owner)
             self._active[id(owner)] = 1  # whether it runs is not known
@@ -160,6 +166,8 @@ class Inside(Mode):
         """The same for another thread: what it keeps of the last operation is its own."""
         twin = copy.copy(self)
         twin._thread = threading.get_ident()
+        twin._is_twin = True
+        twin._set_alert()
         return twin
 
     def is_on(self) -> bool:
@@ -483,14 +491,15 @@ class Inside(Mode):
         self._set_watch(here)
         if not any(other.watch for other in self._here.values()):
             self._watches = False
-            self._hands_up = any(pattern.helpers for patterns in self._wanted.values() for pattern in patterns)
+            self._hands_up = any(pattern.is_of_helpers for patterns in self._wanted.values() for pattern in patterns)
             self._running.clear()
             self._set_alert()
 
     def _set_alert(self) -> None:
         """While a function runs whose variables are looked after, or may do, every operation counts."""
         is_wanted = self._watches or bool(self._unmet)
-        self._alert = is_wanted and (bool(self._active) or any(self._running.values()))
+        runs = bool(self._active) or any(self._running.values())
+        self._alert = is_wanted and (runs or self._is_met_anywhere or self._is_twin)
         self._code = None
 
     def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
@@ -524,8 +533,9 @@ class Inside(Mode):
             where = self._frames.where(one)
             if where is NOWHERE:  # so are those around it
                 return
-            self._known(one.f_code)
-            if (id(where.owner), where.prefix) in self._unmet:
+            names = self._known(one.f_code).names
+            met = names is None or any(is_operation(name) or has_variable(one.f_code, name) for name in names)
+            if met and (id(where.owner), where.prefix) in self._unmet:  # and not another one of this name
                 self._unmet.remove((id(where.owner), where.prefix))
                 self._set_alert()
 

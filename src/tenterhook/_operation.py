@@ -29,6 +29,11 @@ def writes(func: Any) -> bool:
     return name[-1:] == "_" or name == "setitem"
 
 
+def is_operation(name: str) -> bool:
+    """Whether something of torch's is called so."""
+    return hasattr(Tensor, name) or hasattr(torch, name) or hasattr(F, name)
+
+
 def is_functional(name: str, func: Any = None) -> bool:
     """Whether it is a function of torch.nn.functional that is written in Python: that very one, if it is given."""
     found = getattr(F, name, None)

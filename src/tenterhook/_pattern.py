@@ -22,6 +22,7 @@ class Pattern:
         self.tap = tap
         self.name, self.number = split_number(tap.site.address.inner)
         *self.helpers, self.last = self.name.split("/")[1:]
+        self.is_of_helpers = bool(self.helpers) or "**" in self.last
 
     def may_be_in(self, code: types.CodeType) -> bool:
         """Whether a function may hold such a value, by its name."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tenterhook._difference import Difference
 from tenterhook._errors import EditError
 from tenterhook._inputs import Inputs
-from tenterhook._replay import jvp_enabled, may_be_checkpointed, saves_hooked
+from tenterhook._replay import Enough, jvp_enabled, may_be_checkpointed, saves_hooked
 from tenterhook._scope import Scope, graph_task, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
@@ -81,6 +81,9 @@ class Edit(Tap):
         self.failures += 1
         try:
             new = self._made(shown, call, path)
+        except Enough:
+            self.failures -= 1
+            raise
         except Exception as error:
             _blame(error, self.site.at(call, path))
             raise
@@ -243,6 +246,9 @@ class PlainFunction(Edit):
         token = hide(scope)
         try:
             new = self.change.function(copy)
+        except Enough:
+            self.failures -= 1
+            raise
         except Exception as error:
             _blame(error, self.site.at(call))
             raise

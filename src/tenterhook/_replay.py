@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import (
 )
 
 _FILE = checkpoint.__file__
+Enough = checkpoint._StopRecomputationError  # a recomputation has all that it wants, and ends there
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
 modes = torch._C._len_torch_dispatch_stack
