@@ -460,6 +460,60 @@ def check_unscaled(run, done):
         assert [one["parameter_grad", name] for name in names] == pytest.approx(parameters, rel=1e-5)
 
 
+LASTING = {  # the models, and how they are called
+    "a slice in a variable": (["full"], "full(x()); m = full[:2]; train(lambda: m(x()), m)"),
+    "a slice whose whole is gone": (["full", "m"], "full(x()); m = full[:2]; del full; train(lambda: m(x()), m)"),
+    "an attribute": (["ReLU", "full"], "box.m = nn.ReLU(); train(lambda: full(box.m(x())), full)"),
+    "a list": (["ReLU", "full"], "a = [nn.ReLU()]; train(lambda: full(a[0](x())), full)"),
+    "a tuple": (["ReLU", "full"], "a = (nn.ReLU(),); train(lambda: full(a[0](x())), full)"),
+    "a larger one": (["Sequential"], "box.m = nn.Sequential(full, nn.ReLU()); train(lambda: box.m(x()), full)"),
+    "weights alone": (["Tied"], "one = full[0]; box.m = Tied(one); train(lambda: box.m(x()), full)"),
+    "for a call": (["full"], "train(lambda: nn.ReLU()(full[1:](full[:1](x()))), full)"),
+    "around a call": (["full"], "train(lambda: nn.Sequential(full, nn.Tanh())(x()), full)"),
+}
+LAST = """
+import gc
+import torch
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.part.weight, self.part.bias)
+
+class Box:
+    pass
+
+def x():
+    return torch.randn(16, 4)
+
+def train(call, model):
+    for _ in range(25):
+        call().square().mean().backward()
+        model.zero_grad()
+
+def main():
+    box, full = Box(), nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+    {}
+
+gc.unfreeze()  # as in styles.py
+main()
+"""
+
+
+@pytest.mark.parametrize("case", LASTING)
+def test_what_lasts_is_a_model_and_what_is_made_for_a_call_is_none(zygote, tmp_path, case):
+    models, lines = LASTING[case]
+    done = zygote(*RUN, "-c", LAST.format(lines), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = latest(tmp_path)
+    assert [model["name"] for model in run.models] == models
+    assert len(run.steps()) == 25
+
+
 # What others have written.
 
 

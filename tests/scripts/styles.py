@@ -1,6 +1,7 @@
 """Trainings in many styles, each a function; prints the loss of each step, to the last bit."""
 
 import copy
+import gc
 import io
 import sys
 import warnings
@@ -17,6 +18,7 @@ torch.manual_seed(0)
 pixels, labels = load_digits(return_X_y=True)
 pixels = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
 labels = torch.tensor(labels)
+gc.unfreeze()  # what the process that this may be forked from has frozen: who has a module could not be found out
 
 
 def batches(many, size=32):

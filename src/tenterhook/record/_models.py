@@ -1,16 +1,18 @@
 """The models of a training, found by their calls: their names, their modules, and what is known of their parameters."""
 
+import gc
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from tenterhook._errors import AddressError
-from tenterhook._frames import all_variables
+from tenterhook._frames import CALLS, all_variables
 from tenterhook._sites import resolve, shape_of, tensors_of, unwrap, walk
 from tenterhook.record._backward import frames_from
 
@@ -61,7 +63,7 @@ class Model:
         for name, one in walk(module):
             if id(one) not in seen:
                 seen.add(id(one))
-                for part in one.modules() if isinstance(one, nn.TransformerEncoderLayer) else ():
+                for part in one.modules() if _may_be_fused(one) else ():
                     for table in (part._forward_hooks, part._forward_pre_hooks):
                         self.fused.setdefault(id(table), []).append(id(one))
                 if wanted is None or name in wanted:
@@ -117,6 +119,7 @@ class Models:
         self.passed_over = 0
         self._selectors = selectors
         self._modules: dict[int, Any] = {}
+        self._kept: dict[Any, bool] = {}  # by place in the code: whether what it calls is more than made there
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module belongs to one of the models."""
@@ -145,17 +148,19 @@ class Models:
         """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.
 
         None where there are too many already, and for what was only made for this call, such as a slice or a ReLU: its
-        parts, if it has any, are called next.
+        layers, if it has any, are called next. A slice that a variable holds belongs to the model that it is of.
         """
         name, whole = _largest(frame, lambda one: _held(one, [module]))
-        if whole is None or (whole is module and isinstance(module, nn.Sequential)):
-            layers = [one for one in module.modules() if _has_parameters(one)]
-            new = [one for one in layers if not self.knows(one)]
-            is_known = not new and (bool(layers) or whole is None)
-            if is_known or (whole is None and _largest(frame, lambda one: _held(one, new))[1] is not None):
-                self._modules[id(module)] = weakref.ref(module)  # not to look for it again
+        if whole is None:
+            if self._is_passing(module, frame):
+                for part in module.modules():
+                    if not _has_parameters(part):
+                        self._modules[id(part)] = weakref.ref(part)  # not to look for it again
                 return None
-            name, whole = name or type(unwrap(module)).__name__, module
+            name, whole = type(unwrap(module)).__name__, module
+        elif whole is module:
+            wholes = (one for model in self.all if (one := model.module()) is not None and _is_slice(module, one))
+            whole = next(wholes, module)
         found = next((model for model in self.all if model.module() is whole), None)
         if found is not None:
             found.look()
@@ -166,6 +171,19 @@ class Models:
         self._remember(whole)
         self._modules[id(module)] = weakref.ref(module)
         return found
+
+    def _is_passing(self, module: nn.Module, frame: FrameType | None) -> bool:
+        """Whether a module that no variable holds is only there for this call, and nothing is lost without it."""
+        layers = [one for one in module.modules() if _has_parameters(one)]
+        new = [one for one in layers if not self.knows(one)]
+        if layers and type(module) is not nn.Sequential:  # it may do other things with them than to call them
+            return False
+        if new and _largest(frame, lambda one: _held(one, new))[1] is None:
+            return False
+        place = next(((one.f_code, one.f_lasti, type(module)) for one in _callers(frame)), None)
+        if place not in self._kept:
+            self._kept[place] = _is_kept(module)
+        return not self._kept[place]
 
     def find_holder(self, parameter: Tensor, frame: FrameType | None) -> None:
         """Watch the model in a variable around that has this parameter, where none is known by its calls."""
@@ -188,15 +206,18 @@ class Models:
             self._modules[id(one)] = weakref.ref(one)
 
 
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those around it, without torch's and ours."""
+    for one in itertools.islice(frames_from(frame), _MOST_FRAMES + 1):
+        if one.f_globals.get("__name__", "").partition(".")[0] not in ("torch", _OURS):
+            yield one
+
+
 def _largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tuple[str, nn.Module | None]:
     """The largest module among the variables of the frames that call, and its name there."""
     best: tuple[str, nn.Module | None] = ("", None)
     size = 0
-    for depth, one in enumerate(frames_from(frame)):
-        if depth > _MOST_FRAMES:
-            break
-        if one.f_globals.get("__name__", "").partition(".")[0] in ("torch", _OURS):
-            continue
+    for one in _callers(frame):
         for name, value in all_variables(one).items():
             if issubclass(type(value), nn.Module) and (held := size_of(value)) > size:
                 size, best = held, (_readable(name, value), value)
@@ -207,6 +228,55 @@ def _held(whole: nn.Module, parts: list[nn.Module]) -> int:
     """How many modules it holds, if these are among them."""
     ids = {id(m) for m in whole.modules()} | {id(m) for _, m in walk(whole)}
     return len(ids) if all(id(part) in ids or id(unwrap(part)) in ids for part in parts) else 0
+
+
+def _may_be_fused(module: nn.Module) -> bool:
+    """Whether torch may run a module as one operation: not if it has a forward of its own that calls no other."""
+    if not isinstance(module, nn.TransformerEncoderLayer):
+        return False
+    own = itertools.takewhile(lambda cls: cls is not nn.TransformerEncoderLayer, type(module).__mro__)
+    codes = [part.__code__ for cls in own for part in vars(cls).values() if isinstance(part, FunctionType)]
+    return all(code.co_name != "forward" for code in codes) or any("forward" in code.co_names for code in codes)
+
+
+def _is_slice(module: nn.Module, whole: nn.Module) -> bool:
+    """Whether this is a Sequential of some layers of one in a module, in their order."""
+    if type(module) is not nn.Sequential or not len(module):
+        return False
+    for one in whole.modules():
+        layers = iter(one._modules.values())
+        if isinstance(one, nn.Sequential) and all(any(part is other for other in layers) for part in module):
+            return True
+    return False
+
+
+def _is_kept(module: nn.Module) -> bool:
+    """Whether an attribute, a list, a closure or the like has a module: more than the calls that run now.
+
+    This looks at all objects that there are, and takes some tens of milliseconds.
+    """
+    passing: list[Any] = [module]
+    for _ in range(0 if gc.get_freeze_count() else 6):  # those that are frozen are not looked at
+        above = []  # bound methods, and the variables of inner functions: who has these?
+        found = gc.get_referrers(*passing)
+        for one in found:
+            if one is found or one is passing or _is_running(one, module):
+                continue
+            if type(one) not in (MethodType, CellType) and not (type(one) is tuple and type(one[0]) is CellType):
+                return True
+            above.append(one)
+        if not above:
+            return False
+        passing = above
+        del found, one  # else they would be found, too
+    return True
+
+
+def _is_running(one: Any, module: nn.Module) -> bool:
+    """Whether this is a call, the function in torch's that a module's call runs, or what `guarded` was given."""
+    if type(one) is tuple:
+        return len(one) > 1 and one[-2] is module and type(one[-1]) is tuple
+    return type(one) is FrameType or (type(one) is FunctionType and one.__code__.co_filename == CALLS)
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Which hooks of a recorder are where: those that stay, and those that are there while a step is sampled."""
 
 import itertools
+import sys
 import weakref
 from typing import Any
 
@@ -9,9 +10,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook._frames import CALLS, all_variables
 from tenterhook._handles import Hook
+from tenterhook.record._backward import frames_from
 from tenterhook.record._compiling import never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded
 from tenterhook.record._models import Model
 from tenterhook.record._sentinels import Sentinels
 
@@ -37,13 +40,17 @@ class Placed:
         """Of all that stay."""
         return [*self._roots, *self._outer, *self.sentinels.handles()]
 
-    def root(self, model: Model, module: nn.Module) -> RootHook:
-        """Count the calls of a model."""
-        site = next((name for name, ref in model.modules if ref() is module), ".")
+    def root(self, model: Model, module: nn.Module) -> RootHook | None:
+        """Count the calls of a model; of a slice of it unless those of its first layer are counted."""
+        first = next(iter(module), module) if type(module) is nn.Sequential else module
+        found = ((name, one) for name, ref in model.modules if (one := ref()) is module or one is first)
+        site, one = next(found, (".", module))
+        if one is not module and any(handle.hooks_dict_ref() is one._forward_pre_hooks for handle in self._roots):
+            return None
         hook = RootHook(self._recorder, model, site, module)
         handles = self._outer if hasattr(module, "_orig_mod") else self._roots
         if id(module._forward_hooks) in model.fused:
-            handles.append(register_module_forward_pre_hook(_Only(hook, module)))
+            handles.append(register_module_forward_pre_hook(_Only(hook, module, self.fused)))
         else:
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         self.watch_last(module)
@@ -122,12 +129,13 @@ class _Discovery(Hook):
 class _Only(Hook):
     """A hook before one module, as a global one: it is not on the module."""
 
-    def __init__(self, hook: Any, module: nn.Module) -> None:
-        self._hook, self._module = hook, weakref.ref(module)
+    def __init__(self, hook: RootHook, module: nn.Module, then: "Fused") -> None:
+        self._hook, self._module, self._then = hook, weakref.ref(module), then
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if module is self._module():
-            self._hook(module, args)
+            self._hook(module, args, _keywords())
+            self._then(module, args)  # it may have come to be there just now
 
 
 class Fused(Hook):
@@ -138,15 +146,17 @@ class Fused(Hook):
 
     def __init__(self, recorder: Any) -> None:
         self.hooks: dict[int, list[tuple[dict[int, Any], int, Any]]] = {}  # by the id of a layer: table, key and hook
-        self._recorder = recorder
+        self.recorder = recorder
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        hooks = self.hooks.get(id(module))
-        if hooks is None or torch.compiler.is_compiling():
-            return
+        if id(module) in self.hooks:
+            self._switch(module, args)
+
+    @guarded
+    def _switch(self, module: nn.Module, args: Any) -> None:
         fused = _is_fused(module, args)
-        self._recorder.fused |= fused and (torch.is_grad_enabled() or self._recorder.without_gradients)
-        for table, key, hook in hooks:
+        self.recorder.fused |= fused and (torch.is_grad_enabled() or self.recorder.without_gradients)
+        for table, key, hook in self.hooks.get(id(module), ()):
             if fused:
                 table.pop(key, None)
             else:
@@ -161,10 +171,17 @@ def _is_fused(layer: Any, args: Any) -> bool:
         attention = layer.self_attn
         parts = (attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
         tensors = [attention.in_proj_weight, attention.in_proj_bias, *(t for p in parts for t in (p.weight, p.bias))]
-        graph = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (*args[:1], *tensors))
-        return attention.batch_first and not graph
-    except Exception:  # another kind of layer, with a forward of its own
+        tensors.append(args[0] if args else _keywords().get("src"))
+        graph = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
+        return bool(attention.batch_first) and not graph
+    except Exception:  # another kind of layer
         return False
 
 
-never_compile(_Discovery.__call__, _Only.__call__, Fused.__call__)
+def _keywords() -> dict[str, Any]:
+    """Those of the module's call that a global hook runs in, which is told of none."""
+    frame = next((one for one in frames_from(sys._getframe(1)) if one.f_code.co_filename == CALLS), None)
+    return {} if frame is None else all_variables(frame).get("kwargs", {})
+
+
+never_compile(_Discovery.__call__, _Only.__call__, Fused.__call__, _keywords)

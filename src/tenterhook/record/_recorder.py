@@ -119,7 +119,7 @@ class Recorder:
     def remove(self) -> None:
         """Hand on what is left, and take away every hook."""
         self.on = False
-        with contextlib.ExitStack() as stack:
+        with self.lock, contextlib.ExitStack() as stack:  # another thread may be in a hook
             for handle in (*self._globals, *self._hooks.handles(), *self.part.handles):
                 stack.callback(handle.remove)
             stack.callback(self._hooks.take_off)
@@ -263,7 +263,8 @@ class Recorder:
             self._hooks.take_off()
             self._hooks.put_on()
             self._hooks.fused(module, args)  # likewise
-        root.see(args)  # by itself it would first see the next call
+        if root is not None:
+            root.see(args)  # by itself it would first see the next call
 
     @guarded
     def _wrapped(self, module: nn.Module) -> None:
