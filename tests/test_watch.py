@@ -222,15 +222,17 @@ def test_gradients_under_a_scaler_are_the_true_ones(tmp_path):
     assert found.steps().column("loss").to_pylist()[0] < 10
 
 
-def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(tmp_path):
+@pytest.mark.parametrize("micros", [1, 3])
+def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(tmp_path, micros):
     model = net()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=1000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     skipped = 0
     with watch(model, to=tmp_path / "run", every=1) as run:
         for k, (x, y) in enumerate(batches(8)):
-            loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss * (math.inf if k in (2, 3) else 1)).backward()
+            for _ in range(micros):
+                loss = F.cross_entropy(model(x), y)
+                scaler.scale(loss * (math.inf if k in (2, 3) else 1)).backward()
             before = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
@@ -243,6 +245,7 @@ def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(
     assert not [f for f in run.findings if f.rule == "non-finite values" and f.place.what == "output_grad"]
     for row in rows(found, what="output_grad"):
         assert row["nan"] == row["pos_inf"] == row["neg_inf"] == 0
+    assert {row["count"] for row in rows(found, what="output_grad", site="4")} == {micros * 8 * 3}
 
 
 @pytest.mark.parametrize("idle", [False, True])

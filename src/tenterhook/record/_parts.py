@@ -2,8 +2,8 @@
 
 A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
 the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
-divided by the scale; a micro-batch after which the scale fell had overflowed, its step was left out, and its
-gradients are too.
+divided by the scale; where it fell after a micro-batch, one had overflowed, the step was left out, and the gradients up
+to there are too.
 """
 
 import math
@@ -101,16 +101,18 @@ class Pending:
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]
+            fell = [_fell(facts, i) for i in range(len(facts))]
+            left_out = max((i + 1 for i, one in enumerate(fell) if one), default=0)  # belong to steps that were
             losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
                 step.frozen |= micro.frozen
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
-                found, fell = self._scalars(step, facts[i]), _fell(facts, i)
+                found = self._scalars(step, facts[i])
                 step.backwards += len(found)
-                losses = [] if fell else [*losses, *found]  # those before belong to the step that was left out
-                step.skipped += fell + (facts[i].get("skipped", 0) > 0)
-                _collect(places, micro, facts[i], fell, part.unscaled_late, found_rows)
+                losses += found if i >= left_out else []
+                step.skipped += fell[i] + (facts[i].get("skipped", 0) > 0)
+                _collect(places, micro, facts[i], i < left_out, part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
         owners, numbers, histograms = found_rows
