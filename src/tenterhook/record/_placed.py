@@ -180,8 +180,11 @@ def _is_fused(layer: Any, args: Any) -> bool:
 
 def _keywords() -> dict[str, Any]:
     """Those of the module's call that a global hook runs in, which is told of none."""
-    frame = next((one for one in frames_from(sys._getframe(1)) if one.f_code.co_filename == CALLS), None)
-    return {} if frame is None else all_variables(frame).get("kwargs", {})
+    try:
+        frame = next(one for one in frames_from(sys._getframe(1)) if one.f_code.co_filename == CALLS)
+        return dict(all_variables(frame)["kwargs"])
+    except Exception:  # in another torch
+        return {}
 
 
 never_compile(_Discovery.__call__, _Only.__call__, Fused.__call__, _keywords)
