@@ -97,8 +97,10 @@ class Recording:
         with uninterrupted():
             self.recorder.finish()
             try:
-                self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
-                self.log.close()
+                try:
+                    self.log.close()
+                finally:  # whoever waits for this rank may read all of it then
+                    self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
             except Exception as error:  # a full disk, most likely: what was flushed can be read
                 self.recorder.fail(error)
         return True
