@@ -469,12 +469,18 @@ LASTING = {  # the models, and how they are called
     "a larger one": (["Sequential"], "box.m = nn.Sequential(full, nn.ReLU()); train(lambda: box.m(x()), full)"),
     "weights alone": (["Tied"], "one = full[0]; box.m = Tied(one); train(lambda: box.m(x()), full)"),
     "for a call": (["full"], "train(lambda: nn.ReLU()(full[1:](full[:1](x()))), full)"),
+    "a slice in a list": (["full"], "full(x()); a = [full[:2]]; train(lambda: a[0](x()), full)"),
+    "a slice in a checkpoint": (
+        ["full"],
+        "full(x()); train(lambda: full[1:](checkpoint(full[:1], x(), use_reentrant=False)), full, torch.optim.SGD)",
+    ),
     "around a call": (["full"], "train(lambda: nn.Sequential(full, nn.Tanh())(x()), full)"),
 }
 LAST = """
 import gc
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 class Tied(nn.Module):
     def __init__(self, part):
@@ -490,9 +496,12 @@ class Box:
 def x():
     return torch.randn(16, 4)
 
-def train(call, model):
+def train(call, model, kind=None):
+    optimizer = kind(model.parameters(), lr=0.01) if kind else None
     for _ in range(25):
         call().square().mean().backward()
+        if optimizer:
+            optimizer.step()
         model.zero_grad()
 
 def main():

@@ -148,19 +148,17 @@ class Models:
         """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.
 
         None where there are too many already, and for what was only made for this call, such as a slice or a ReLU: its
-        layers, if it has any, are called next. A slice that a variable holds belongs to the model that it is of.
+        layers, if it has any, are called next. A slice that is kept belongs to the model that it is of.
         """
         name, whole = _largest(frame, lambda one: _held(one, [module]))
-        if whole is None:
-            if self._is_passing(module, frame):
-                for part in module.modules():
-                    if not _has_parameters(part):
-                        self._modules[id(part)] = weakref.ref(part)  # not to look for it again
-                return None
-            name, whole = type(unwrap(module)).__name__, module
-        elif whole is module:
+        if whole is None and self._is_passing(module, frame):
+            for part in module.modules():
+                if not _has_parameters(part):
+                    self._modules[id(part)] = weakref.ref(part)  # not to look for it again
+            return None
+        if whole is None or whole is module:
             wholes = (one for model in self.all if (one := model.module()) is not None and _is_slice(module, one))
-            whole = next(wholes, module)
+            name, whole = name or type(unwrap(module)).__name__, next(wholes, module)
         found = next((model for model in self.all if model.module() is whole), None)
         if found is not None:
             found.look()

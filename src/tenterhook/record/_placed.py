@@ -42,6 +42,7 @@ class Placed:
 
     def root(self, model: Model, module: nn.Module) -> RootHook | None:
         """Count the calls of a model; of a slice of it unless those of its first layer are counted."""
+        self._roots = [handle for handle in self._roots if handle.hooks_dict_ref() is not None]  # else it is gone
         first = next(iter(module), module) if type(module) is nn.Sequential else module
         found = ((name, one) for name, ref in model.modules if (one := ref()) is module or one is first)
         site, one = next(found, (".", module))
