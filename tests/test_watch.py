@@ -1094,17 +1094,17 @@ def test_an_encoder_in_eval_mode_that_torch_does_not_fuse_is_recorded(tmp_path, 
     assert "TransformerEncoderLayer was not" not in run.verdict()
 
 
+@torch.no_grad()
+def given(layer, inputs):
+    return [layer(x, src_key_padding_mask=mask) for x, mask in inputs]
+
+
 def test_a_layer_that_is_the_model_is_run_as_one_operation(tmp_path):
     layer = encoder().layers[0].eval()
     inputs = [padded(torch.float32) for _ in range(3)]
-
-    def values():
-        with torch.no_grad():
-            return [layer(x, src_key_padding_mask=mask) for x, mask in inputs]
-
-    plain = values()
+    plain = given(layer, inputs)
     with watch(layer, to=tmp_path / "run", every=1) as run:
-        watched = values()
+        watched = given(layer, inputs)
     assert all(map(torch.equal, watched, plain))
     (one,) = rows(run.open(), what="input", step=1, site=".:in[0]")
     agrees(one, inputs[1][0])
@@ -1130,14 +1130,9 @@ class Own(nn.TransformerEncoderLayer):
 def test_a_layer_is_run_as_one_operation_in_the_call_that_begins_a_sampled_step_too(tmp_path, kind):
     layer = kind(32, 4, 64, batch_first=True).eval()
     inputs = [padded(torch.float32) for _ in range(45)]
-
-    def values():
-        with torch.no_grad():
-            return [layer(x, src_key_padding_mask=mask) for x, mask in inputs]
-
-    plain = values()
+    plain = given(layer, inputs)
     with watch(layer, to=tmp_path / "run", every=3) as run:
-        watched = values()
+        watched = given(layer, inputs)
     assert all(map(torch.equal, watched, plain))
     assert len(run.open().steps()) == 45 and not ours(layer)
 

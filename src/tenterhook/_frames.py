@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tenterhook._bytecode import COMPREHENSIONS, LOOKERS
 from tenterhook._held import Held
-from tenterhook._replay import Again, checkpoint_of, jvp_enabled, saves_hooked
+from tenterhook._replay import Again, checkpoint_of, graph_task, jvp_enabled, saves_hooked
 
 _OURS = str(Path(__file__).parent / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
@@ -81,9 +81,6 @@ class _Mark:
 
     def __call__(self, frame: object, event: str, argument: object) -> "_Mark":
         return self  # a debugger that starts here calls it
-
-
-graph_task = torch._C._current_graph_task_id
 
 
 class Frames:

@@ -51,7 +51,7 @@ from tenterhook._mode import Mode
 from tenterhook._names import Spot, Spots, spots
 from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
-from tenterhook._scope import graph_task
+from tenterhook._replay import graph_task
 from tenterhook._scope import here as open_sessions
 from tenterhook._sites import Site
 from tenterhook._tap import Tap

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook._address import covers
-from tenterhook._replay import beside_checkpoints, modes
-from tenterhook._scope import Scope, graph_task, here, not_watching
+from tenterhook._replay import beside_checkpoints, graph_task, modes
+from tenterhook._scope import Scope, here, not_watching
 from tenterhook._sites import Site
 from tenterhook._tap import Tap, Unsaved, check_unchanged, later_site_first
 from tenterhook._tree import Omitted, Path, rebuild, version_of

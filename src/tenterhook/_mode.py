@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tenterhook._replay import checkpoints, may_be_checkpointed
-from tenterhook._scope import Scope, graph_task, here
+from tenterhook._replay import checkpoints, graph_task, may_be_checkpointed
+from tenterhook._scope import Scope, here
 
 
 class Mode(TorchFunctionMode):

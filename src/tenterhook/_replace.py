@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tenterhook._difference import Difference
 from tenterhook._errors import EditError
 from tenterhook._inputs import Inputs
-from tenterhook._replay import Enough, jvp_enabled, may_be_checkpointed, saves_hooked
-from tenterhook._scope import Scope, graph_task, here, hidden, hide, unhide
+from tenterhook._replay import Enough, graph_task, jvp_enabled, may_be_checkpointed, saves_hooked
+from tenterhook._scope import Scope, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
 from tenterhook._tap import Started, Tap, with_part

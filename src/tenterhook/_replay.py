@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import (
 _FILE = checkpoint.__file__
 Enough = checkpoint._StopRecomputationError  # a recomputation has all that it wants, and ends there
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
+graph_task = torch._C._current_graph_task_id
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
 modes = torch._C._len_torch_dispatch_stack
 jvp_enabled = torch._C._is_fwd_grad_enabled
@@ -150,7 +151,7 @@ class _Replay:
         self._task = self._i = -1
 
     def next(self) -> int | None:
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         self._i = self._i + 1 if task == self._task else 0
         self._task = task
         return self.calls[self._i] if self._i < len(self.calls) else None

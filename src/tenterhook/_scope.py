@@ -17,12 +17,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook._replay import beside_checkpoints, checkpoints, may_be_checkpointed, run_again_under
+from tenterhook._replay import beside_checkpoints, checkpoints, graph_task, may_be_checkpointed, run_again_under
 from tenterhook._tree import can_have_gradient
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
 here = _open_scopes.get
-graph_task = torch._C._current_graph_task_id
 _numbers = itertools.count()
 
 

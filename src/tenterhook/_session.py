@@ -20,8 +20,8 @@ from tenterhook._graph import NodeHooks
 from tenterhook._handles import Hook
 from tenterhook._inside import Bound, Calling, Inside
 from tenterhook._mode import Mode, Witness
-from tenterhook._replay import checkpoints
-from tenterhook._scope import Scope, graph_task
+from tenterhook._replay import checkpoints, graph_task
+from tenterhook._scope import Scope
 from tenterhook._shards import sharded_parameters
 from tenterhook._sites import Site, walk
 from tenterhook._table import Table

@@ -42,7 +42,7 @@ class Standins:
     def _with_own_containers(self, output: Any) -> Any:
         """A module may hand a container on: that is the caller's."""
         own = {id(one.standin): one.original for one in self._containers}
-        if type(output) is tuple and any(id(part) in own for part in output):
+        if type(output) is tuple and not own.keys().isdisjoint(map(id, output)):
             return tuple(own.get(id(part), part) for part in output)
         return own.get(id(output))
 

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook._address import may_cover, split_number
 from tenterhook._handles import Hook
 from tenterhook._inputs import Inputs, argument_names
-from tenterhook._replay import Replays, may_be_checkpointed
-from tenterhook._scope import Scope, graph_task, here
+from tenterhook._replay import Replays, graph_task, may_be_checkpointed
+from tenterhook._scope import Scope, here
 from tenterhook._share import Input, OwnShares
 from tenterhook._sites import Site
 from tenterhook._standin import Standins

@@ -17,12 +17,11 @@ from torch import Tensor, compiler, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tenterhook._handles import Hook
-from tenterhook._replay import saves_hooked, unrecorded
+from tenterhook._replay import graph_task, saves_hooked, unrecorded
 from tenterhook._tree import children, version_of
 from tenterhook.record._gather import is_plain, is_wrapped
 from tenterhook.stats._native import mark_firing
 
-graph_task = torch._C._current_graph_task_id
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
+from tenterhook._replay import graph_task
 from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
-from tenterhook.record._hooks import graph_task, guarded, uninterrupted
+from tenterhook.record._hooks import guarded, uninterrupted
 from tenterhook.record._models import MOST_MODELS, Models
 from tenterhook.record._parts import Micro, Part, Pending
 from tenterhook.record._placed import Placed

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.record._hooks import graph_task, guarded
+from tenterhook._replay import graph_task
+from tenterhook.record._hooks import guarded
 
 _PASSES = 64  # after which those on all parameters are taken away, if their optimizer has not stepped again
 
@@ -73,12 +74,14 @@ class Sentinels:
         return len(self._posts) == posts
 
 
-class _Sentinel:
-    """On a parameter that gets a gradient: there was a backward pass, sampled or not."""
-
+class _OnParameter:
     def __init__(self, recorder: Any, sentinels: Sentinels) -> None:
         self.recorder = recorder
         self._sentinels = sentinels
+
+
+class _Sentinel(_OnParameter):
+    """On a parameter that gets a gradient: there was a backward pass, sampled or not."""
 
     @guarded
     def __call__(self, parameter: Tensor) -> None:
@@ -89,12 +92,8 @@ class _Sentinel:
         self.recorder.saw_backward()
 
 
-class _Scout:
+class _Scout(_OnParameter):
     """On all parameters, for a while: which backward passes come by?"""
-
-    def __init__(self, recorder: Any, sentinels: Sentinels) -> None:
-        self.recorder = recorder
-        self._sentinels = sentinels
 
     @guarded
     def __call__(self, parameter: Tensor) -> None:
