@@ -258,3 +258,25 @@ def test_numbers_of_numpy():
 def test_zeros_have_their_signs():
     value = torch.tensor([2.0])
     assert [math.copysign(1, scale(zero)(value).item()) for zero in (0.0, -0.0, 0.0)] == [1, -1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@given(by=st.floats(allow_nan=False))
+def test_a_scaled_output_has_the_bits_of_a_product(dtype, by):
+    value = torch.tensor([1.0, -2.5, 3e-40, 6e4, -0.0, math.inf, 1 / 3], dtype=dtype)
+    model = nn.Identity()
+    with edit(model, {".": scale(by)}):
+        assert str(model(value).tolist()) == str((value * by).tolist())
+        assert str(model(value[0]).tolist()) == str((value[0] * by).tolist())
+
+
+def test_a_change_made_in_inference_mode_or_in_a_transform_serves_outside_of_it():
+    model, value = nn.Identity(), torch.randn(3, requires_grad=True)
+    with torch.inference_mode(), torch.device("meta"):
+        made = [scale(1.21)]
+    torch.func.grad(lambda x: (made.append(scale(1.22)), x.sum())[1])(torch.ones(3))
+    torch.vmap(lambda x: (made.append(scale(1.23)), x)[1])(torch.ones(3))
+    for change, by in zip(made, (1.21, 1.22, 1.23), strict=True):
+        with edit(model, {".": change}):
+            assert torch.equal(torch.autograd.grad(model(value).sum(), value)[0], torch.full((3,), by))
+            assert torch.equal(torch.vmap(model)(value.detach()), value.detach() * by)

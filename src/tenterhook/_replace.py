@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tenterhook._difference import Difference
 from tenterhook._errors import EditError
 from tenterhook._inputs import Inputs
-from tenterhook._replay import Enough, graph_task, jvp_enabled, may_be_checkpointed, saves_hooked
+from tenterhook._replay import Enough, graph_task, jvp_enabled, may_be_checkpointed, modes, saves_hooked
 from tenterhook._scope import Scope, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
@@ -20,7 +20,7 @@ from tenterhook._tap import Started, Tap, with_part
 from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
 from tenterhook.changes import Change, Function
 
-_FLOATING = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+_NONE = object()
 
 
 class Edit(Tap):
@@ -186,15 +186,15 @@ class PlainEdit(Edit):
         scope = self.scope
         if (
             type(last) is not Tensor
-            or last.dtype not in _FLOATING  # of which a number changes neither shape nor dtype
+            or (operand := self.change.operands.get(last.dtype, _NONE)) is _NONE  # its shape or dtype might change
             or scope not in here()
             or graph_task() != scope.task
             or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
+            or modes()  # somebody looks at each operation
         ):
             return self._go_the_long_way(module, args, last)
-        change = self.change
         try:
-            new = change.operator(last, change.operand)
+            new = self.change.operator(last, operand)
             if not self.applied:
                 self._version = last._version
                 self._first = last.detach() if last.requires_grad else last

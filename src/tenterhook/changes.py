@@ -31,12 +31,27 @@ P = ParamSpec("P")
 KINDS: dict[str, Callable[..., "Change"]] = {}
 
 
+# As functions of a value and one more thing, which are called in half the time.
 _OPERATORS: dict[str, Callable[..., Tensor]] = {"scale": operator.mul}
+_FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # which a number leaves as they are
 
 
 @functools.cache
 def _of_all(function: Callable[..., Tensor]) -> Callable[[Tensor, Any], Tensor]:
     return lambda value, values: function(value, *values)
+
+
+def _by_dtype(operand: Any, is_factor: bool) -> dict[torch.dtype, Any]:
+    """What the operator takes beside a value of some dtype.
+
+    Of a factor torch would make a tensor each time, which takes longer than to multiply. In half precision it would
+    not round it first, so it stays a number there, and where what is made belongs to a trace or a transform.
+    """
+    operands = dict.fromkeys(_FLOATING, operand)
+    if is_factor and type(operand) is float and not modes() and torch._C._functorch.peek_interpreter_stack() is None:
+        with torch.inference_mode(False):
+            operands.update((dtype, torch.tensor(operand, dtype=dtype, device="cpu")) for dtype in _FLOATING[:2])
+    return operands
 
 
 class Change:
@@ -47,16 +62,16 @@ class Change:
         self.arguments = arguments
         self.values = tuple(arguments.values())  # in the order in which the function takes them
         self.function = function
-        if len(self.values) == 1:  # as a function of two, which is called in half the time
-            self.operator, self.operand = _OPERATORS.get(name, function), self.values[0]
-        else:
-            self.operator, self.operand = _of_all(function), self.values
         self.is_plain = name != "noise"  # made of numbers alone, and always the same
         for argument in self.values:
             if type(argument) not in _PLAIN:
                 self.is_plain = False
         _check(name, arguments)
-        if not self.is_plain:
+        if self.is_plain:
+            is_of_one = len(self.values) == 1
+            self.operator = _OPERATORS.get(name, function) if is_of_one else _of_all(function)
+            self.operands = _by_dtype(self.values[0] if is_of_one else self.values, name in _OPERATORS)
+        else:
             self.takes_site = "change" in arguments or "changes" in arguments
             self._has_tensors = any(isinstance(x, Tensor) for x in arguments.values())
 
