@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tenterhook._address import split_number
 from tenterhook._bytecode import COMPREHENSIONS, Exit, Taker
+from tenterhook._copies import Copies
 from tenterhook._errors import close_matches
 from tenterhook._frames import (
     CALLS,
@@ -49,7 +50,17 @@ from tenterhook._frames import (
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
 from tenterhook._names import Spot, Spots, spots
-from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
+from tenterhook._operation import (
+    attention,
+    hides_writes,
+    is_functional,
+    is_operation,
+    is_to_be_filled,
+    opened,
+    operation,
+    probabilities,
+    writes,
+)
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._replay import graph_task
 from tenterhook._scope import here as open_sessions
@@ -97,6 +108,7 @@ class Inside(Mode):
         self._frames = Frames(modules)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
         self._any_name = self._changes = False
+        self._copies: Copies | None = None
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
         self._here: dict[int, _Here] = {}  # by the id of the code
@@ -133,6 +145,8 @@ class Inside(Mode):
         self._changes = self._frames.changes = self._changes or tap.changes
         self._frames.scope = tap.scope
         self._any_name = self._any_name or "*" in pattern.last
+        if self._any_name and self._copies is None:  # of one value there is nothing to share
+            self._copies = tap.scope.copies = Copies()
         if pattern.is_of_helpers:  # how their variables get values is not known yet
             self._hands_up = True
             if pattern.last != _PROBABILITIES or pattern.helpers[-1] not in ("**", attention.__name__):
@@ -186,6 +200,8 @@ class Inside(Mode):
         if frame.f_lasti in here.skip and not self._alert:
             self._code, self._skip = here.code, here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
+        if self._copies is not None and hides_writes(func):
+            self._copies.forget()
         iterates = False
         if _busy and self._is_hidden():  # what a change or an observer computes is not the model's
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -251,6 +267,8 @@ class Inside(Mode):
         if id(where.owner) not in self._wanted:
             return out
         was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
+        if self._copies is not None:
+            self._copies.new = 0 if was_given or is_to_be_filled(name) else id(value)
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
             return self._bind(frame, where, spot, taker, value, was_given)
         if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
@@ -449,6 +467,8 @@ class Inside(Mode):
         finally:
             self._running.clear()
             self._attributes.clear()
+            if self._copies is not None:
+                self._copies.forget()
 
     def _look_back(self, frame: Any) -> None:
         """See which variables of functions that have ended got values after their last operation."""

@@ -242,11 +242,17 @@ class InnerValues(PlainValues):
         self._came_at: list[int] = []  # for each value, the call that made it
 
     def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
-        at, before = self._at, len(self.how.log)
-        super().__call__(module, args, last)
+        at, before, copies = self._at, len(self.how.log), self.scope.copies
+        if copies is None or not self.how.copy or type(last) is not Tensor or not self._is_plainly_ours():
+            super().__call__(module, args, last)
+        else:
+            self.how.log.append((self.number, copies.of(last, id(last) == copies.new), None))
         if len(self.how.log) > before:
             self._came_at.append(at)
         self._at = at + 1
+
+    def _is_plainly_ours(self) -> bool:
+        return self.scope in here() and graph_task() == self.scope.task and not modes()
 
     @property
     def entries(self) -> list[Entry]:  # type: ignore[override]
@@ -303,7 +309,9 @@ class Gradients(Tap):
             self._arrive(call, path, grad)
             return
         try:
-            self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
+            copies = self.scope.copies
+            kept = grad.detach().clone() if copies is None else copies.of(grad, True)
+            self.arrivals.append((call, path, graph_task(), kept, ()))
         except RuntimeError:
             self._arrive(call, path, grad)
 

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook._copies import Copies
 from tenterhook._replay import beside_checkpoints, checkpoints, graph_task, may_be_checkpointed, run_again_under
 from tenterhook._tree import can_have_gradient
 
@@ -34,6 +35,7 @@ class Scope:
     around: Collection[Any] = ()  # the checkpoints that it was opened in
     number = -1  # in the order of opening
     is_awaited = False  # whether a checkpoint may ask for its changes again
+    copies: Copies | None = None  # of values that share memory, where many are kept
     session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
 
     def __init__(self, frozen: bool) -> None:
