@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import capture
+from tenterhook import _copies, capture
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch):
+    monkeypatch.setattr(_copies, "_SMALL", 0)
 
 
 class Attention(nn.Module):

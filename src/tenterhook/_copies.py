@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+_SMALL = 1 << 14  # bytes, which are copied in less time than it takes to ask
 _MOST = 4096  # pieces of memory to know of, most of which are gone by then
 _holders_of = torch._C._storage_Use_Count
 
@@ -47,10 +48,9 @@ class Copies:
         """A copy of a tensor, without its graph."""
         with torch._C.DisableTorchFunction():  # our own session's would look at each of these
             tensor = tensor.detach()
-            if tensor.device.type != "cpu":
-                return tensor.clone()
             try:
-                return self._of(tensor, is_new)
+                is_worth_it = tensor.is_cpu and tensor.nbytes >= _SMALL
+                return self._of(tensor, is_new) if is_worth_it else tensor.clone()
             except (NotImplementedError, RuntimeError):  # sparse, nested, of inference mode, of a transform
                 return tensor.clone()
 
