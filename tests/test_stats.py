@@ -66,6 +66,7 @@ CASES = {
     "large mean with NaN": (1e4 + 1e-2 * torch.randn(1 << 18)).index_fill_(0, torch.arange(0, 1 << 18, 4096), math.nan),
     "an outlier that is near": torch.full((4096,), 259371.1875).index_fill_(0, torch.tensor([0]), 293904.8125),
     "equal ones, then zeros": torch.cat([torch.full((16,), 3.3), torch.zeros(8_000)]),
+    "mostly equal ones, then zeros": torch.cat([torch.full((30,), 3.3), torch.zeros(8_000)]),
     "large mean": 1e4 + 1e-2 * torch.randn(20_000),
     "huge": torch.tensor([3e38, -3e38, 1.0]).repeat(3_000),
     "tiny": torch.full((6_000,), 1e-40),
@@ -112,7 +113,7 @@ def test_all_together_as_each_alone(way):
         assert stats == alone
 
 
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 1023, 4095, 4096, 4097, 70_001])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 1023, 4095, 4096, 4097, 8191, 8192, 8193, 70_001])
 def test_around_the_borders_of_blocks(size, way):
     value = torch.randn(size) + 100
     check(measured(value)[0], value.double().numpy())

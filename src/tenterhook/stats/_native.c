@@ -7,7 +7,7 @@
 #include <string.h>
 
 enum { COUNT, NAN_, POS_INF, NEG_INF, ZEROS, SUM, SUMSQ, MIN, MAX, SAMPLED, COLUMNS };
-enum { BLOCK = 4096, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
+enum { BLOCK = 8192, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
 
 static void careful(const float *x, int64_t n, double *row) {
     double sum = 0, square = 0; /* by themselves: small numbers would get lost in the sums of a whole tensor */
@@ -27,16 +27,22 @@ static void careful(const float *x, int64_t n, double *row) {
     row[SUMSQ] += square;
 }
 
+static float total(float *lanes) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
+    return lanes[0];
+}
+
 /* In float32 around a shift, or little would be left of a small deviation from a large mean: around the mean of the
-   first values, where that says more than they deviate. Every lane adds up by itself, so that the compiler can use vectors without changing what is
-   computed; n is a multiple of LANES. */
-static void quick(const float *restrict x, int n, double *row) {
-    float mean = 0, near = 0, far = 0, sum[LANES] = {0}, square[LANES] = {0}, low[LANES], high[LANES];
+   first values, where that says more than they deviate, and the others turn out to be like them. Every lane adds up by
+   itself, so that the compiler can use vectors without changing what is computed; n is a multiple of LANES. */
+static void quick(const float *restrict x, int n, double *row, int shifted) {
+    float near[LANES], far[LANES], sum[LANES], square[LANES] = {0}, low[LANES], high[LANES];
     int32_t zeros[LANES] = {0};
-    for (int j = 0; j < LANES; j++) low[j] = high[j] = x[0], mean += (x[j] - x[0]) / LANES;
-    mean += x[0]; /* so of equal values it is that value */
-    for (int j = 0; j < LANES; j++) near += (x[j] - mean) * (x[j] - mean), far += x[j] * x[j];
-    float shift = 2 * near <= far ? mean : 0;
+    for (int j = 0; j < LANES; j++) low[j] = high[j] = x[0], sum[j] = x[j] - x[0];
+    float mean = x[0] + total(sum) / LANES; /* so of equal values it is that value */
+    for (int j = 0; j < LANES; j++) near[j] = (x[j] - mean) * (x[j] - mean), far[j] = x[j] * x[j], sum[j] = 0;
+    float shift = shifted && 2 * total(near) <= total(far) ? mean : 0;
     for (int i = 0; i < n; i += LANES)
         for (int j = 0; j < LANES; j++) {
             float v = x[i + j], d = v - shift;
@@ -44,24 +50,26 @@ static void quick(const float *restrict x, int n, double *row) {
             square[j] += d * d;
             low[j] = v < low[j] ? v : low[j];
             high[j] = v > high[j] ? v : high[j];
-            zeros[j] += v == 0;
+            zeros[j] = v == 0 ? zeros[j] + 1 : zeros[j];
         }
     for (int half = LANES / 2; half; half /= 2)
         for (int j = 0; j < half; j++) {
-            sum[j] += sum[j + half];
-            square[j] += square[j + half];
             low[j] = low[j + half] < low[j] ? low[j + half] : low[j];
             high[j] = high[j + half] > high[j] ? high[j + half] : high[j];
             zeros[j] += zeros[j + half];
         }
-    double s = shift, total = sum[0], squares = square[0], least = low[0], most = high[0];
+    double s = shift, sums = total(sum), squares = total(square), least = low[0], most = high[0];
     if (!(squares < 1e30 && fabs(s) < 1e30) || (squares < 1e-30 && least != most)) {
         careful(x, n, row); /* NaN, infinite, huge or tiny values */
         return;
     }
+    if (2 * fabs(sums + n * s) < fabs(n * s)) {
+        quick(x, n, row, 0);
+        return;
+    }
     row[ZEROS] += zeros[0];
-    row[SUM] += total + n * s;
-    row[SUMSQ] += squares + 2 * s * total + n * s * s;
+    row[SUM] += sums + n * s;
+    row[SUMSQ] += squares + 2 * s * sums + n * s * s;
     if (least < row[MIN]) row[MIN] = least;
     if (most > row[MAX]) row[MAX] = most;
 }
@@ -103,7 +111,7 @@ static void measure(const Job *job) {
             values = apart;
         }
         int64_t even = n - n % LANES;
-        if (even) quick(values, even, row);
+        if (even) quick(values, even, row, 1);
         if (even < n) careful(values + even, n - even, row);
         if (job->copy) memcpy(job->copy + i, job->data + i, n * sizeof *values);
     }

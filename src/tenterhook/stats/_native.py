@@ -147,7 +147,7 @@ def _compiled() -> Any:
         return None
     compiler = os.environ.get("TENTERHOOK_CC") or os.environ.get("CC", "cc")
     options = ("-O3", "-shared", "-fPIC", "-pthread")
-    for flags in (("-march=native",), ()):
+    for flags in (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ()):
         try:
             with tempfile.TemporaryDirectory(prefix="tenterhook-") as folder:
                 library = Path(folder) / "native.so"
