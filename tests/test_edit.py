@@ -4,12 +4,14 @@ import contextlib
 import copy
 import threading
 import warnings
-from collections import deque, namedtuple
+from collections import OrderedDict, deque, namedtuple
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from tenterhook import AddressError, EditError, TenterhookWarning, capture, edit, observe
 from tenterhook.changes import add, any_shape, at, mean, ones, project_out, replace, scale, zero
@@ -1431,3 +1433,244 @@ def test_nan_in_inference_mode_is_no_write_into_an_input():
         with edit(model, {"1:in": lambda v: v * float("nan")}):
             assert model(x).isnan().all()
     assert torch.equal(x, torch.ones(3))
+
+
+class Keeps(nn.Module):
+    """Puts what it is given into containers that it is given, in other places and beside itself."""
+
+    def forward(self, k, pair, past, s):
+        past.append(k)
+        past.append(pair)
+        s["prev"], s["t"], s["h"] = s["h"], (s["h"],), s["h"] + 1
+        return k + past[0]
+
+
+@pytest.mark.parametrize("verb", ["in", "grad"])
+def test_an_input_that_a_module_puts_in_another_place_is_the_edited_one(verb):
+    model, x = nn.Sequential(Keeps()), torch.ones(2, requires_grad=True)
+
+    def given():
+        return x * 1, (x * 2,), [x * 3], {"h": x * 4}
+
+    def run(call, times):
+        k, pair, past, s = call
+        out = model[0](k, pair, past, s)
+        return [times(t) for t in (out, past[1], past[2][0], s["prev"], s["t"][0], s["h"])], past[0]
+
+    k, (p,), (q,), s = given()
+    twin = model[0](k * 2, (p * 2,), past := [q * 2], t := {"h": s["h"] * 2})
+    truth = [twin, past[1], past[2][0], t["prev"], t["t"][0], t["h"]]
+    call = given()
+    if verb == "in":
+        with edit(model, {"0:in": lambda v: (v[0] * 2, (v[1][0] * 2,), [v[2][0] * 2], {"h": v[3]["h"] * 2})}):
+            out, first = run(call, lambda t: t)
+        assert all(map(torch.equal, out, truth)) and torch.equal(first, x * 3)
+        return
+    with edit(model, {"grad(0:in)": scale(2.0)}):
+        out, first = run(call, lambda t: t)
+        (grad,) = torch.autograd.grad(sum(t.sum() for t in out), x)
+    assert torch.equal(grad, torch.autograd.grad(sum(t.sum() for t in truth), x)[0])
+
+
+@pytest.mark.parametrize(
+    ("does", "left"),
+    [
+        (lambda v: v.reverse(), [3, 2, 1]),
+        (lambda v: v.append(v.pop(0)), [2, 3, 1]),
+        (lambda v: v.append(v[0]), [1, 2, 3, 10]),
+        (lambda v: v.__setitem__(0, v[1]), [20, 2, 3]),
+        (lambda v: v.insert(1, v[0] * 1), [1, 10, 2, 3]),
+    ],
+    ids=["reversed", "rotated", "appended", "doubled", "inserted"],
+)
+def test_what_moves_in_a_list_is_the_callers_and_what_is_doubled_is_edited(does, left):
+    class Doing(nn.Module):
+        def forward(self, v):
+            does(v)
+            return v[0]
+
+    model, v = nn.Sequential(Doing()), [torch.tensor(i) for i in (1, 2, 3)]
+    with edit(model, {"0:in": lambda v: [x * 10 for x in v]}):
+        model(v)
+    assert [x.item() for x in v] == left
+
+
+class Registered:
+    """A class that torch.utils._pytree knows: its part is an attribute, or in one."""
+
+    def __init__(self, h):
+        self.h, self.steps = h, 0
+
+
+class RegisteredCache:
+    def __init__(self):
+        self.layers = []
+
+
+pytree.register_pytree_node(Registered, lambda r: ([r.h], None), lambda parts, _: Registered(*parts))
+pytree.register_pytree_node(RegisteredCache, lambda r: (list(r.layers), None), lambda parts, _: RegisteredCache())
+
+
+def test_what_a_module_does_to_a_registered_class_is_done_to_the_callers():
+    class Steps(nn.Module):
+        def forward(self, x, state, cache):
+            cache.layers.append(x)
+            state.h, state.steps = state.h + x, state.steps + 1
+            return state.h * len(cache.layers)
+
+    model, x = nn.Sequential(Steps()), torch.ones(2)
+    for changes in ({"0:in": lambda v: None}, {"0:in[1][0]": scale(1.0)}, {"0:in[0]": scale(1.0)}):
+        state, cache = Registered(x * 2), RegisteredCache()
+        with edit(model, changes):
+            outs = [model[0](x, state, cache).tolist() for _ in range(2)]
+        assert outs == [[3, 3], [8, 8]] and state.steps == 2 and len(cache.layers) == 2
+        assert state.h.tolist() == [4, 4]
+
+
+class Batch(MutableMapping):
+    """A mapping that is no dict, whose copy would share what it holds."""
+
+    def __init__(self, **held):
+        self.held = held
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __setitem__(self, key, value):
+        self.held[key] = value
+
+    def __delitem__(self, key):
+        del self.held[key]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+def test_tensors_in_what_cannot_be_copied_are_not_edited():
+    class Takes(nn.Module):
+        def forward(self, x, batch):
+            return x + batch["h"]
+
+    def write(v):
+        v[1]["h"].mul_(5)
+
+    model, x = nn.Sequential(Takes()), torch.ones(3, requires_grad=True)
+    h = x * 1
+    with pytest.raises(EditError, match=r"it wrote into .* \(in the change at 0:in@0\)"), edit(model, {"0:in": write}):
+        model[0](x, Batch(h=torch.ones(3)))
+    with pytest.raises(EditError, match=r"grad\(0:in\) .* Batch cannot be made anew"):
+        with edit(model, {"grad(0:in)": scale(3.0)}):
+            model[0](x, Batch(h=h))
+    with edit(model, {"0:in": lambda v: (v[0] * 2, Batch(h=v[1]["h"] * 3))}):
+        assert model[0](x, Batch(h=h)).tolist() == [5, 5, 5]
+    with edit(model, {"0:in[0]": scale(3.0)}):
+        assert model[0](x, Batch(h=h)).tolist() == [4, 4, 4]
+    with edit(model, {"0:in": lambda v: (v[0] * 2, v[1])}), pytest.raises(KeyError):
+        model[0](x, Batch(n=1))  # there is no tensor in it
+
+
+def test_what_a_module_writes_into_its_edited_input_reaches_the_caller_under_vmap():
+    class InPlaceRelu(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            h = x * 1
+            self.relu(h)
+            return h
+
+    class Reads(InPlaceRelu):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU()
+
+    x = torch.tensor([[-1.0, float("nan"), 2.0], [3.0, -4.0, 5.0]])
+    for model, truth in ((InPlaceRelu(), x.relu() * 2), (Reads(), x)):
+        with edit(model, {"relu:in": scale(2.0)}):
+            for transformed in (
+                torch.vmap(model),
+                torch.vmap(torch.vmap(model)),
+                torch.vmap(model, in_dims=1, out_dims=1),
+            ):
+                assert torch.equal(transformed(x).nan_to_num(7), truth.nan_to_num(7))
+            total = torch.func.grad(lambda x, f: torch.vmap(f)(x).nan_to_num().sum())(x, model)
+            assert torch.equal(total[1], torch.tensor([2.0, 0.0, 2.0]) if truth is not x else torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("where", ["layers.0", "layers.1:in[src]"])
+def test_nested_tensors_are_edited_by_functions(where, mode):
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    src, pad = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with mode():
+        handle = encoder.layers[0].register_forward_hook(lambda m, given, out: out * 2)
+        truth = encoder(src, src_key_padding_mask=pad)
+        handle.remove()
+        with edit(encoder, {where: lambda v: v * 2}) as edits:
+            assert torch.equal(encoder(src, src_key_padding_mask=pad), truth)
+    assert "cannot be compared" in str(edits.report())
+
+
+def test_the_order_of_a_mapping_is_the_one_that_the_module_made():
+    class Uses(nn.Module):
+        def forward(self, x, cache):
+            cache["new"] = x
+            cache.move_to_end("b")
+            return x
+
+    model, x = nn.Sequential(Uses()), torch.ones(2)
+    cache = OrderedDict(a=x, b=x * 2)
+    with edit(model, {"0:in": lambda v: None}):
+        model[0](x, cache)
+    assert list(cache) == ["a", "new", "b"]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: {"s": s}, lambda s: [s], lambda s: (1, [s]), Counted, lambda s: {"deep": (s,)}], ids=range(5)
+)
+def test_a_container_that_is_handed_on_inside_another_is_the_callers(wrap):
+    class HandsOn(nn.Module):
+        def forward(self, x, state):
+            state["h"] = x * 2
+            return wrap(state)
+
+    def unwrapped(x):
+        while not (isinstance(x, dict) and "h" in x):
+            x = x.h if isinstance(x, Counted) else next(iter(x.values())) if isinstance(x, dict) else x[-1]
+        return x
+
+    model, x, state = nn.Sequential(HandsOn()), torch.ones(2), {"h": torch.zeros(2)}
+    with edit(model, {"0:in": lambda v: None}), edit(model, {"0:in[1][h]": scale(1.0)}):
+        assert unwrapped(model[0](x, state)) is state
+    assert state["h"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"0:in[0]": scale(2.0)},
+        {"0:in": lambda v: (v[0] * 2, v[1])},
+        {"0:in": lambda v: v[0].mul_(2)[:0].tolist() or None},
+    ],
+    ids=["beside", "all", "in place"],
+)
+def test_an_input_that_refers_to_itself(changes):
+    class Takes(nn.Module):
+        def forward(self, x, loop):
+            loop.append(x)
+            return x * loop[1][0] * loop[1][1][0]
+
+    loop = [torch.tensor([3.0])]
+    loop += [loop, (loop,)]
+    model, x = nn.Sequential(Takes()), torch.ones(1, requires_grad=True)
+    with edit(model, {"grad(0:in)": scale(5.0)}), edit(model, changes):
+        out = model[0](x * 1, loop)
+        (grad,) = torch.autograd.grad(out, x)
+    assert out.item() == 18 and grad.item() == 90
+    assert loop[1] is loop and loop[2][0] is loop and loop[0].item() == 3 and loop[3].item() == 2

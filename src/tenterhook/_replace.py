@@ -17,7 +17,7 @@ from tenterhook._scope import Scope, here, hidden, hide, unhide
 from tenterhook._sites import Site
 from tenterhook._swap import Swap
 from tenterhook._tap import Started, Tap, with_part
-from tenterhook._tree import Path, describe, itself, leaves, paths_of, put, rebuild
+from tenterhook._tree import Path, describe, leaves, paths_of, put, rebuild, shape_of, unshared
 from tenterhook.changes import Change, Function
 
 _NONE = object()
@@ -127,7 +127,10 @@ class Edit(Tap):
                 copies[id(tensor)] = own.clone() if shared and own is tensor and own.requires_grad else own
             return copies[id(tensor)]
 
-        own = rebuild(part, copy, opaque=itself)
+        try:
+            own = rebuild(part, copy, opaque=unshared)
+        except EditError as error:
+            raise EditError(f"{self.site} cannot be edited: {error}") from None
         if all(a is b for (_, a), (_, b) in zip(leaves(own), leaves(part), strict=True)):
             return part, value
         self.copied = {id(tensor) for tensor in copies.values()}
@@ -300,7 +303,10 @@ def _is_for_structures(change: Change | Function) -> bool:
 
 
 def _are_alike(old: Any, new: Any) -> bool:
-    return type(old) is type(new) is Tensor and old.shape == new.shape and old.dtype == new.dtype
+    try:
+        return type(old) is type(new) is Tensor and old.shape == new.shape and old.dtype == new.dtype
+    except RuntimeError:  # a nested tensor has no shape
+        return False
 
 
 def _is_free(site: Site) -> bool:
@@ -316,7 +322,7 @@ def check_alike(old: Any, new: Any, site: Site) -> None:
         raise EditError(f"the change at {site} made {describe(new)} of {describe(old)}; {hint}")
     for path, tensor in before.items():
         other = after[path]
-        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        if (shape_of(tensor), tensor.dtype) != (shape_of(other), other.dtype):
             where = site.at(site.address.call, path) if path else site  # type: ignore[arg-type]
             hint = "" if site.address.grad or not _is_free(site) else "; if you mean that, wrap it in any_shape(...)"
             raise EditError(f"the change at {where} made {describe(other)} of {describe(tensor)}{hint}")

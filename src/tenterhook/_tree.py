@@ -5,15 +5,16 @@
     put((a, {"b": b}), (1, "b"), c)   (a, {"b": c})
     rebuild(value, f)                 f(path, tensor) at every leaf; the containers keep their types
 
-Tuples, lists, dicts, namedtuples, dataclasses, Hugging Face's ModelOutput, and every type registered with
-torch.utils._pytree. Anything else is opaque: it is not looked into, and `rebuild` puts a note in its place
-unless it is a plain constant, so that keeping a structure never keeps what was not asked for.
+Tuples, lists, dicts, namedtuples, dataclasses, Hugging Face's ModelOutput, and types registered with
+torch.utils._pytree whose parts are their attributes. Anything else is opaque: it is not looked into, and `rebuild`
+puts a note in its place unless it is a plain constant, so that keeping a structure never keeps what was not asked for.
 """
 
 import copy
 import dataclasses
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tenterhook._address import Leaf
+from tenterhook._errors import EditError
 
 Path = tuple[Leaf, ...]
-_DEEPEST = 30  # a structure that is nested deeper contains itself
+Ids = tuple[int, ...]
+_DEEPEST = 30  # a structure that is nested deeper makes itself anew
 _CONSTANTS = (str, bytes, bool, int, float, complex, torch.dtype, torch.device, torch.Size)
 
 
@@ -42,13 +45,17 @@ class Omitted:
         return f"<{self.kind}: not a tensor, not kept>"
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in a value, with its path."""
+def leaves(value: Any, path: Path = (), around: Ids = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Every tensor in a value, with its path. What is inside itself, in one `around` it, is not walked again."""
     if isinstance(value, Tensor):
         yield path, value
-    elif len(path) < _DEEPEST:
-        for key, child in children(value):
-            yield from leaves(child, (*path, key))
+    elif len(path) < _DEEPEST and id(value) not in around and (parts := children(value)):
+        around = (*around, id(value))
+        for key, child in parts:
+            if isinstance(child, Tensor):  # most are, and need no generator of their own
+                yield (*path, key), child
+            else:
+                yield from leaves(child, (*path, key), around)
 
 
 def pick(value: Any, path: Path) -> Any:
@@ -73,19 +80,34 @@ def put(value: Any, path: Path, part: Any) -> Any:
 
 
 def rebuild(
-    value: Any, change: Callable[[Path, Tensor], Any], path: Path = (), opaque: Callable[[Any], Any] = noted
+    value: Any,
+    change: Callable[[Path, Tensor], Any],
+    path: Path = (),
+    opaque: Callable[[Any], Any] = noted,
+    around: dict[int, bool] | None = None,
 ) -> Any:
     """The same structure with `change(path, tensor)` in place of every tensor, `opaque(x)` of all else."""
     if isinstance(value, Tensor):
         return change(path, value)
-    parts = children(value) if len(path) < _DEEPEST else []
+    around = {} if around is None else around  # by id: whether it has been found inside itself
+    if is_known := id(value) in around:
+        around[id(value)] = True
+    if is_known or len(path) >= _DEEPEST:
+        return opaque(value)
+    parts = children(value)
     if not parts:
-        return value if _is_container(value) and len(path) < _DEEPEST else opaque(value)
-    changed = [(key, rebuild(child, change, (*path, key), opaque)) for key, child in parts]
+        return value if _is_container(value) else opaque(value)
+    around[id(value)] = False
+    changed = [(key, rebuild(child, change, (*path, key), opaque, around)) for key, child in parts]
+    is_inside_itself = around.pop(id(value))
     try:
-        return _like(value, [child for _, child in changed])
+        made = _like(value, [child for _, child in changed])
+        return with_own(made, {id(value): made}, tuple(around)) if is_inside_itself else made
     except Exception:  # somebody's class, whose constructor or copy wants something else
-        return value if opaque is itself else dict(changed)
+        if opaque is unshared and not _have_same_leaves(value, dict(changed)):
+            what = f"a {type(value).__name__} cannot be made anew with other tensors in it"
+            raise EditError(f"{what}; what is beside it can be edited by its own address") from None
+        return value if opaque in (itself, unshared) else dict(changed)
 
 
 def itself(value: Any) -> Any:
@@ -93,10 +115,37 @@ def itself(value: Any) -> Any:
     return value
 
 
+def unshared(value: Any) -> Any:
+    """The same, where others must not share a changed tensor: one in what cannot be made anew is an EditError."""
+    return value
+
+
+def _have_same_leaves(value: Any, other: Any) -> bool:
+    return all(a is b for (_, a), (_, b) in zip(leaves(value), leaves(other, (), (id(value),)), strict=True))
+
+
+def with_own(value: Any, own: dict[int, Any], around: Ids = ()) -> Any:
+    """A value with other things in it, by the ids of those whose place they take; written into it where that can be."""
+    if id(value) in own:
+        return own[id(value)]
+    if isinstance(value, Tensor) or len(around) > _DEEPEST or id(value) in around:
+        return value
+    for key, child in children(value):
+        if (new := with_own(child, own, (*around, id(value)))) is not child:
+            with suppress(TypeError):  # somebody's class, which cannot be made anew
+                if isinstance(value, (list, deque, MutableMapping)):
+                    value[key] = new  # type: ignore[index]
+                elif dataclasses.is_dataclass(value):
+                    object.__setattr__(value, str(key), new)
+                else:
+                    value = put(value, (key,), new)
+    return value
+
+
 def describe(value: Any) -> str:
     """A value in a few words: `8×32 float32`, `(2 leaves) tuple`."""
     if isinstance(value, Tensor):
-        size = "×".join(map(str, _shape(value))) or "scalar"
+        size = "×".join(map(str, shape_of(value))) or "scalar"
         return f"{size} {str(value.dtype).removeprefix('torch.')}"
     if value is None or isinstance(value, _CONSTANTS):
         return repr(value)
@@ -123,8 +172,8 @@ def paths_of(value: Any) -> str:
     return ", ".join(found[:8]) + (", …" if len(found) > 8 else "") if any(found) else "none: it is one tensor"
 
 
-def _shape(value: Tensor) -> tuple[Any, ...]:
-    # A strided nested tensor has no shape; its sizes are per row.
+def shape_of(value: Tensor) -> tuple[Any, ...]:
+    """A tensor's shape; a strided nested tensor has none, its sizes are per row."""
     return ("nested",) if value.is_nested else tuple(value.shape)
 
 
@@ -140,14 +189,27 @@ def children(value: Any) -> list[tuple[Leaf, Any]]:
     if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
         if node.flatten_with_keys_fn is not None:
             keyed, _ = node.flatten_with_keys_fn(value)
-            return [(_key(entry), child) for entry, child in keyed]
-        return list(enumerate(node.flatten_fn(value)[0]))
+            parts = [(_key(entry), child) for entry, child in keyed]
+        else:
+            parts = list(enumerate(node.flatten_fn(value)[0]))
+        return parts if _are_attributes(value, parts) else []
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     return []
+
+
+def is_registered(value: Any) -> bool:
+    """Whether its type is known to torch.utils._pytree."""
+    return type(value) in pytree.SUPPORTED_NODES
+
+
+def _are_attributes(value: Any, parts: list[tuple[Leaf, Any]]) -> bool:
+    """Whether the parts of somebody's class are its attributes. If not, as of a cache, it is no mere container."""
+    known = set(map(id, getattr(value, "__dict__", {}).values()))
+    return isinstance(value, (tuple, list)) or not known or all(id(part) in known for _, part in parts)
 
 
 def _child(value: Any, key: Leaf) -> Any:
@@ -176,7 +238,7 @@ def _key(entry: Any) -> Leaf:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, (tuple, list, Mapping)) or type(value) in pytree.SUPPORTED_NODES
+    return isinstance(value, (tuple, list, deque, Mapping))
 
 
 def _like(value: Any, parts: list[Any]) -> Any:
@@ -187,7 +249,7 @@ def _like(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, tuple) and hasattr(kind, "_make"):
         return kind._make(parts)
     if (node := pytree.SUPPORTED_NODES.get(kind)) is not None:
-        return node.unflatten_fn(parts, node.flatten_fn(value)[1])
+        return _with_attributes(node.unflatten_fn(parts, node.flatten_fn(value)[1]), value, parts)
     if isinstance(value, (tuple, list)):
         return _with_attributes(_sequence(kind, parts), value, parts)
     if (
@@ -221,9 +283,11 @@ def _sequence(kind: Any, parts: list[Any]) -> Any:
 
 
 def _with_attributes(made: Any, value: Any, parts: list[Any]) -> Any:
-    """A new list or tuple with the attributes of another; those that are its parts, or hold tensors, are its own."""
+    """A new container with the attributes of another; those that are its parts, or hold tensors, are its own."""
+    if not (attributes := getattr(value, "__dict__", None)):
+        return made
     own = {id(old): new for (_, old), new in zip(children(value), parts, strict=True)}
-    for name, attribute in getattr(value, "__dict__", {}).items():
+    for name, attribute in attributes.items():
         if id(attribute) in own:
             vars(made)[name] = own[id(attribute)]
         elif not any(True for _ in leaves(attribute)):

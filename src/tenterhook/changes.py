@@ -21,9 +21,10 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
+from tenterhook._errors import EditError
 from tenterhook._replay import beside_checkpoints, modes
 from tenterhook._sites import Site
-from tenterhook._tree import can_have_gradient, describe, itself, rebuild, version_of
+from tenterhook._tree import can_have_gradient, describe, itself, leaves, rebuild, unshared, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]
@@ -159,8 +160,15 @@ class Function:
 
     def __call__(self, value: Any, site: Site | None = None) -> Any:
         """What the function returns, or else the copy that it got, into which it may have written."""
-        shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
+        shared: list[tuple[Tensor, int]] = []
+        try:
+            shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=unshared)
+        except EditError:  # it may return another, all the same
+            shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
+            shared = [(tensor, version_of(tensor)) for _, tensor in leaves(value)]
         new = self.function(shown, site) if self.takes_site else self.function(shown)
+        if any(version_of(tensor) != version for tensor, version in shared):
+            raise EditError("it wrote into a tensor of the model's own, in what cannot be copied; return a new value")
         self.returned = new is not None
         return shown if new is None else new
 
