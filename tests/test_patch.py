@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import AmbiguousError, NotSeenError, capture, edit
+from tenterhook import AddressError, AmbiguousError, EditError, NotSeenError, capture, edit
 
 A, B = torch.randn(3, 4), torch.randn(3, 4)
 
@@ -209,3 +209,34 @@ def test_gradients_of_one_tensor_go_in_however_the_arguments_are_given(by_name):
     with capture(net, "grad(p)") as other, edit(net, seen.patch("grad(mix:in)")):
         net(torch.randn(2, 3)).pow(2).sum().backward()
     assert torch.equal(other["grad(p)"], seen["grad(p)"])
+
+
+def test_the_gradient_of_one_tensor_does_not_go_into_two():
+    class Mix(nn.Module):
+        def forward(self, q, k, v):
+            return q * 2 + k * 3 + v * 5
+
+    model, x, y = nn.Sequential(Mix()), *(torch.ones(2, requires_grad=True) for _ in range(2))
+    with capture(model, "grad(0:in)") as seen:
+        model[0](x, x, x * 1).sum().backward()
+    patch = seen.patch()
+    for _ in range(2):
+        with edit(model, patch):
+            out = model[0](y, y, y * 1).sum()
+            for _ in range(2):
+                (grad,) = torch.autograd.grad(out, y, retain_graph=True)
+                assert grad.tolist() == [10, 10]
+    with pytest.raises(EditError, match=r"were one tensor .*seen.patch"), edit(model, patch):
+        model[0](y, y * 1, y * 1).sum().backward()
+
+
+def test_a_key_that_cannot_be_written_in_an_address():
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"a]b": x * 2}
+
+    model = nn.Sequential(Named())
+    with capture(model, "0") as seen:
+        model(A)
+    with pytest.raises(AddressError, match="a key of a dict in it cannot be written in an address"):
+        seen.patch()

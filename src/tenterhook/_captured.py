@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tenterhook._address import Address, covers, matches, parse, split_number
-from tenterhook._errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
+from tenterhook._errors import AddressError, AmbiguousError, EditError, NotSeenError, OverwrittenError
 from tenterhook._inputs import Inputs, argument_names
 from tenterhook._keep import Entry, Log
 from tenterhook._session import Report, Session
@@ -79,9 +79,13 @@ class Captured:
         found = list(leaves(value))
         made = {path: _replacement(tensor, at, str(_below(address, path))) for path, tensor in found}
         if address.grad and len({id(tensor) for _, tensor in found}) < len(found):
-            yield str(address), _by_leaf(made, len(address.leaf))
-        else:
-            yield from ((str(_below(address, path)), change) for path, change in made.items())
+            yield str(address), _by_leaf(made, {path: id(tensor) for path, tensor in found}, len(address.leaf))
+            return
+        for path, change in made.items():
+            key = str(_below(address, path))
+            if _parse_or_none(key) is None:
+                raise AddressError(f"{key} cannot be patched: a key of a dict in it cannot be written in an address")
+            yield key, change
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""
@@ -227,17 +231,24 @@ def _replacement(tensor: Tensor, at: Any, address: str) -> Change:
         raise IndexError(f"{address}: {error}; it is {describe(tensor)}") from None
 
 
-def _by_leaf(changes: dict[Path, Any], depth: int) -> Function:
+def _by_leaf(changes: dict[Path, Any], tensors: dict[Path, int], depth: int) -> Function:
     """One change of a whole value whose leaves share a gradient, where they are one tensor: it must go in once."""
+    came: dict[tuple[Any, int], Path] = {}  # by call and tensor: the leaf where it went in
 
     def patch(grad: Tensor, site: Site) -> Tensor:
-        leaf = site.address.leaf
-        change = changes.get(leaf[depth:])
-        if change is None and not depth and leaf and site.address.role == "in":  # an argument, given in another way
+        leaf = site.address.leaf[depth:]
+        if (
+            leaf not in changes and not depth and leaf and site.address.role == "in"
+        ):  # an argument, given in another way
             names = argument_names(site.module)
             same: dict[Any, Any] = {**dict(enumerate(names)), **{name: i for i, name in enumerate(names)}}
-            change = changes.get((same.get(leaf[0], leaf[0]), *leaf[1:]))
-        return grad if change is None else change(grad)
+            leaf = (same.get(leaf[0], leaf[0]), *leaf[1:])
+        if leaf not in changes:
+            return grad
+        if came.setdefault((site.address.call, tensors[leaf]), leaf) != leaf:
+            what = "several leaves were one tensor where this was captured, with one gradient, and here they are not"
+            raise EditError(f"{what}; name the one that it shall go into, as in seen.patch('grad(attn:in[0])')")
+        return changes[leaf](grad)
 
     return Function(patch)
 
