@@ -587,3 +587,10 @@ def test_an_input_that_is_handed_on_by_a_module_that_calls_itself():
     with edit(model, {"grad(.:out[0]@1)": scale(10.0), ".:in[0]": scale(1.0)}):
         sum(part.sum() for part in model(x * 1)).backward()
     assert x.grad.tolist() == [28, 28]
+
+
+def test_transforms_without_a_backward_pass_say_so():
+    model, x = nn.Sequential(nn.ReLU()), torch.ones(2, 3)
+    for run in (torch.vmap(model), lambda x: torch.func.jvp(model, (x,), (x,))):
+        with pytest.raises(EditError, match="inside vmap or jvp"), edit(model, {"grad(0:in)": scale(2.0)}):
+            run(x)

@@ -295,6 +295,9 @@ class Tap(Hook):
     def _why_no_gradient(self, tensor: Tensor, call: int) -> str:
         if not can_have_gradient(tensor):
             return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
+        stack = torch._C._functorch.get_interpreter_stack()
+        if stack and all(one.key() != torch._C._functorch.TransformType.Grad for one in stack):
+            return "inside vmap or jvp a value has no gradient of its own; it has one in torch.func.grad or vjp"
         if torch.is_grad_enabled():
             return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
         if self._replays is not None and self._replays.knows(call):
