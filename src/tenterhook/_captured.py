@@ -83,7 +83,7 @@ class Captured:
             return
         for path, change in made.items():
             key = str(_below(address, path))
-            if _parse_or_none(key) is None:
+            if any(not str(part) or {"[", "]"} & set(str(part)) for part in path):
                 raise AddressError(f"{key} cannot be patched: a key of a dict in it cannot be written in an address")
             yield key, change
 
