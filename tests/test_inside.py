@@ -2822,3 +2822,41 @@ def test_a_helper_that_runs_in_a_later_call_only():
         model(x, False)
         model(x, True)
     assert [address for address in seen if "/outer/a" in address] == ["./outer/a#0", "./outer/a#1"]
+
+
+class InTurn(nn.Module):
+    """Its block's y is no operation's own, so it is seen late: before something else happens to it."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def norm(self, x):
+        m = x * 3
+        _ = m + 1
+        return m
+
+    def block(self, x):
+        y = self.run(self.norm, x)
+        return y
+
+    def forward(self, x):
+        h = self.run(self.block, x)
+        g = h.clone()
+        h.detach().mul_(10)
+        k = self.run(self.block, g + 1)
+        return k + g
+
+
+@pytest.mark.parametrize("run", [lambda function, x: function(x), functools.partial(checkpoint, use_reentrant=False)])
+@pytest.mark.parametrize(
+    "asked", [["./**/block/y"], ["./**/block/y", "./h"], ["./**/block/y", "./k"], ["./**/block/*"], ["./**"]]
+)
+def test_what_is_seen_late_is_numbered_in_the_order_of_the_calls(run, asked):
+    model, x = InTurn(run), torch.ones(1, requires_grad=True)
+    with capture(model, *asked, *(f"grad({one})" for one in asked)) as seen:
+        model(x).backward()
+    values = [(one[-2:], seen[one].item()) for one in seen if "/y#" in one and "grad" not in one]
+    grads = {one[-3:-1]: seen[one].item() for one in seen if "/y#" in one and "grad" in one}
+    # y0 = 3 x, y1 = 3 (y0 + 1), and the output is y1 + y0.
+    assert values == [("#0", 3), ("#1", 12)] and grads == {"#0": 4, "#1": 1}

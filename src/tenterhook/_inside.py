@@ -533,12 +533,14 @@ class Inside(Mode):
         if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
             if self._unmet:
                 self._meet(frame)
-            around = frame.f_back
+            around, them = frame.f_back, []
             while around is not None:
                 other = self._here.get(id(around.f_code))
                 if other is not None and other.watch:
-                    self._look_at_variables(around, other)
+                    them.append((around, other))
                 around = around.f_back
+            for around, other in reversed(them):  # `_running` is in the order of the stack
+                self._look_at_variables(around, other)
             self._frames.where(frame)  # no longer new
         if here.watch:
             self._look_at_variables(frame, here, again=True)
