@@ -2860,3 +2860,111 @@ def test_what_is_seen_late_is_numbered_in_the_order_of_the_calls(run, asked):
     grads = {one[-3:-1]: seen[one].item() for one in seen if "/y#" in one and "grad" in one}
     # y0 = 3 x, y1 = 3 (y0 + 1), and the output is y1 + y0.
     assert values == [("#0", 3), ("#1", 12)] and grads == {"#0": 4, "#1": 1}
+
+
+class Calling(nn.Module):
+    def pre(self, x):
+        p = x * 2
+        return p
+
+    def forward(self, x, back=None):
+        y = x + 1
+        return y if back is None else back(y)
+
+
+class CalledBack(nn.Module):
+    """Its block calls its norm, twice in a call."""
+
+    def __init__(self, kind=None):
+        super().__init__()
+        self.block, self.kind = Calling(), kind
+
+    def norm(self, t):
+        n = t * t
+        return n
+
+    def forward(self, x):
+        for _ in range(2):
+            if self.kind is None:
+                x = self.block(x, self.norm)
+            else:
+                x = checkpoint(self.block, x, self.norm, use_reentrant=self.kind)
+        z = x * 2
+        return z
+
+
+@pytest.mark.parametrize("kind", [None, True, False])
+@pytest.mark.parametrize("asked", [["./z"], ["./z", "./norm/n"], ["./**"], ["**/**"]])
+def test_a_method_that_a_submodule_calls_back_is_part_of_the_call_that_runs(kind, asked):
+    model, inputs = CalledBack(kind), [torch.tensor([k], requires_grad=True) for k in (1.0, 2.0, 3.0)]
+    with capture(model, *asked) as seen:
+        outputs = [model(x).item() for x in inputs]
+    assert [seen[f"./z@{k}"].item() for k in range(3)] == outputs
+    if len(asked) > 1 or "**" in asked[0]:
+        assert [v.item() for v in seen.calls("./norm/n@1")] == [9, 100]
+    with edit(model, {"./norm/n#1@1": scale(10.0), "./z": add(0.0)}):
+        sum(model(x) for x in inputs).backward()
+    grads = [8 * (x.item() + 1) * ((x.item() + 1) ** 2 + 1) for x in inputs]
+    assert [x.grad.item() for x in inputs] == [grads[0], 10 * grads[1], grads[2]]
+
+
+class FromOutside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Calling()
+
+    def forward(self, x):
+        return self.block(self.block.pre(x))
+
+
+@pytest.mark.parametrize("asked", [["block/y"], ["block/y", "block/pre/p"], ["block/**", "block"], ["block/pre/p"]])
+def test_a_method_that_is_called_from_outside_is_no_call_of_the_module(asked):
+    model, inputs = FromOutside(), [torch.tensor([k]) for k in (1.0, 2.0, 3.0)]
+    with capture(model, *asked) as seen:
+        outputs = [model(x) for x in inputs]
+    if asked != ["block/pre/p"]:
+        assert [seen[f"block/y@{k}"] for k in range(3)] == outputs
+    if asked != ["block/y"]:
+        assert [seen[f"block/pre/p@{k}"] for k in range(3)] == [2 * x for x in inputs]
+    with edit(model, {one + "@1": scale(100.0) for one in asked if "*" not in one and "/" in one}):
+        changed = [model(x) for x in inputs]
+    assert [a == b for a, b in zip(outputs, changed, strict=True)] == [True, "**" in asked[0], True]
+
+
+class Awaited(nn.Module):
+    async def forward(self, x):
+        y = x * 2
+        await asyncio.sleep(0)
+        z = y + 1
+        return z
+
+
+class Yielding(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        yield y
+        z = y + 1
+        yield z
+
+
+def awaited(model, inputs):
+    async def run():
+        return await asyncio.gather(*map(model, inputs))
+
+    return [out.item() for out in asyncio.run(run())]
+
+
+def last_first(model, inputs):
+    runs = [model(x) for x in inputs]
+    return [list(run)[-1].item() for run in reversed(runs)][::-1]
+
+
+@pytest.mark.parametrize(("model", "run"), [(Awaited(), awaited), (Yielding(), last_first)])
+@pytest.mark.parametrize("asked", [["./y", "./z"], ["./**"]])
+def test_a_forward_that_runs_after_its_call_is_that_call(model, run, asked):
+    inputs = [torch.tensor([k]) for k in (1.0, 2.0, 3.0)]
+    with capture(model, *asked) as seen:
+        assert run(model, inputs) == [3, 5, 7]
+    assert [seen[f"./y@{k}"] for k in range(3)] == [2, 4, 6] and [seen[f"./z@{k}"] for k in range(3)] == [3, 5, 7]
+    with edit(model, {"./y@1": scale(10.0)}):
+        assert run(model, inputs) == [3, 41, 7]

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,8 @@ _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _handler = torch.overrides.handle_torch_function.__code__
 _is_copy = sys.version_info < (3, 13)  # whether f_locals is one
+# What a call may give that has not run by then: where its frame is.
+RUN_LATER = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 keys = itertools.count()
 
 
@@ -95,7 +98,8 @@ class Frames:
         self._functions: dict[types.CodeType, Any] = {}
         self._traced: dict[Any, Where] = {}  # those that a debugger has marked
         self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
-        self._calls: dict[int, int] = {}  # by the id of the owner: how many there were, as far as is known
+        # By the id of the owner, and the method if that was called from outside: how many there were, as far as known.
+        self._calls: dict[tuple[int, str], int] = {}
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
@@ -106,12 +110,26 @@ class Frames:
         if frame.f_code.co_filename == CALLS:
             self._mark(frame, Where(module, "", self.new_call(module)))
 
-    def new_call(self, owner: Any) -> Call:
-        """One more call of a module or function, unless a checkpoint runs again."""
-        number = self._calls.get(id(owner), 0)
+    def returned(self, output: Any, frame: Any) -> None:
+        """A module's call, by a frame of torch's, gave a coroutine or generator: it runs later, as a part of that."""
+        later, call = getattr(output, RUN_LATER[type(output)]), self._known(frame)
+        if later is not None and call is not None and self.is_new(later):
+            self._mark(later, self._below(later, call))
+
+    def new_call(self, owner: Any, method: str = "") -> Call:
+        """One more call of a module or function, or of a method by somebody else, unless a checkpoint runs again."""
+        number = self._calls.get((id(owner), method), 0)
         if self.scope is None or graph_task() == self.scope.task:
-            self._calls[id(owner)] = number + 1
+            self._calls[id(owner), method] = number + 1
         return Call(number, {}, context() if self.changes else None)
+
+    def _call_of(self, method: str, owner: Any, frame: Any) -> Call:
+        """The call of a module in which a frame runs one of its methods, which another module has called."""
+        while (frame := frame.f_back) is not None:
+            where = self._known(frame) or (self.where(frame) if checkpoint_of(frame) is not None else NOWHERE)
+            if where.owner is owner:
+                return where.call
+        return self.new_call(owner, method)
 
     def is_new(self, frame: Any) -> bool:
         """Whether nothing was seen in this frame so far."""
@@ -183,9 +201,11 @@ class Frames:
         is_known = owner is not None and id(owner) in self._modules
         if code.co_filename == CALLS:
             return above
+        is_forward = is_known and _is_forward(code, owner)
         if is_known and above.owner is not owner:  # called from outside, not by way of the module's call
-            above = Where(owner, "", self.new_call(owner))
-        if is_known and _is_forward(code, owner) and not _is_decorator(code, owner):
+            call = self.new_call(owner) if is_forward else self._call_of(code.co_name, owner, frame)
+            above = Where(owner, "", call)
+        if is_forward and not _is_decorator(code, owner):
             return Where(owner, "", above.call)  # by its name: by a wrapper, a subclass, another module
         part = _part(code, owner)
         where = above.within(part) if part and above is not NOWHERE else above

@@ -29,6 +29,7 @@ from tenterhook._errors import close_matches
 from tenterhook._frames import (
     CALLS,
     NOWHERE,
+    RUN_LATER,
     Frames,
     Where,
     arguments,
@@ -168,6 +169,8 @@ class Inside(Mode):
             codes = codes_of(owner)
             if isinstance(owner, nn.Module) and any(pattern.needs_hooks(codes) for pattern in patterns):
                 results.update(id(module) for module in owner.modules())
+            elif any(code.co_flags & _SUSPENDS for code in codes):
+                results.add(id(owner))
         return calls | results, results
 
     def switch_on(self) -> bool:
@@ -384,6 +387,8 @@ class Inside(Mode):
             self._active[id(module)] = calls - 1
         elif calls:
             self._set_alert()
+        if type(output) in RUN_LATER:
+            self._frames.returned(output, _frame(2))
         self._look_back(_frame(2))
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
