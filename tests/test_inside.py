@@ -2968,3 +2968,81 @@ def test_a_forward_that_runs_after_its_call_is_that_call(model, run, asked):
     assert [seen[f"./y@{k}"] for k in range(3)] == [2, 4, 6] and [seen[f"./z@{k}"] for k in range(3)] == [3, 5, 7]
     with edit(model, {"./y@1": scale(10.0)}):
         assert run(model, inputs) == [3, 41, 7]
+
+
+class Attribute(nn.Module):
+    """Its helper assigns what its forward does, in a loop."""
+
+    def helper(self, x):
+        self.h = x.tanh()
+        return self.h + 1
+
+    def forward(self, x):
+        self.h = x.relu()
+        for i in range(2):
+            x = self.helper(x)
+            y = x * 2
+            self.h = y.exp() if i else y * 3
+            x = self.h + 1
+        return y
+
+
+class ThroughModules(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.h = nn.Identity(), None
+
+    def inner(self, x):
+        a = self.fc(x + 1)
+        self.h = self.fc(a)
+        return a
+
+    def forward(self, x):
+        b = self.inner(x)
+        for _ in range(2):
+            self.h = x.tanh()
+        return b
+
+
+class NoOperation(nn.Module):
+    """A function of Python's gives its helper's, and a `with` is in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.h = None
+
+    def helper(self, x):
+        self.h = sum([x.exp() for _ in range(2)])
+
+    def forward(self, x):
+        f = x * 2
+        with torch.enable_grad():
+            b = f.exp()
+        self.helper(b)
+        self.h = f + f
+        return self.h
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "calls"),
+    [
+        (Attribute, ["./self.h"], 3),
+        (Attribute, ["./**"], 3),
+        (Attribute, ["./self.h", "./helper/self.h"], 3),
+        (ThroughModules, ["./self.h"], 2),
+        (ThroughModules, ["./**"], 2),
+        (NoOperation, ["./self.h"], 1),
+        (NoOperation, ["./**"], 1),
+    ],
+)
+def test_an_attribute_that_a_helper_assigns_is_the_helpers(kind, asked, calls):
+    known = []
+    for _ in range(2):  # the first time less is known of the code
+        model = kind()
+        with capture(model, *asked) as seen:
+            model(torch.ones(1))
+        known.append(list(seen))
+        names = [name for name in seen if name.startswith("./self.h")]
+        assert names == (["./self.h"] if calls == 1 else [f"./self.h#{k}" for k in range(calls)])
+        assert torch.equal(seen[names[-1]], model.h)
+    assert known[0] == known[1]

@@ -93,7 +93,9 @@ class Steps(list[Step]):
 
     def __init__(self, code: types.CodeType) -> None:
         super().__init__(_read(code))
+        self._code = code
         self._offsets = [step.offset for step in self]
+        self._reached: dict[int, set[int]] = {}
 
     def running(self, lasti: int) -> int:
         """The step that is at a place in the code; -1 if none is."""
@@ -107,6 +109,33 @@ class Steps(list[Step]):
         """The steps after which the i-th may be the next, but for exceptions."""
         falls = i > 0 and self[i].op != "PUSH_EXC_INFO" and not self[i - 1].op.startswith(_NEVER_GO_ON)
         return [*([i - 1] if falls else []), *self._jumps.get(i, ())]
+
+    def from_to(self, since: int, place: int, now: int) -> bool:
+        """Whether a function may come from one place in the code by way of another to a third."""
+        first, middle, last = (max(self.running(offset), 0) for offset in (since, place, now))
+        return (middle == first or middle in self._reach(first)) and last in self._reach(middle)
+
+    def _reach(self, i: int) -> set[int]:
+        """The steps that may run after the i-th."""
+        if i not in self._reached:
+            found, waiting = self._reached.setdefault(i, set()), [i]
+            while waiting:
+                new = self._after[waiting.pop()] - found
+                found |= new
+                waiting += new
+        return self._reached[i]
+
+    @cached_property
+    def _after(self) -> list[set[int]]:
+        """For each step: those that may be the next, also by an exception."""
+        after: list[set[int]] = [set() for _ in self]
+        for i in range(len(self)):
+            for k in self.before(i):
+                after[k].add(i)
+        for entry in dis.Bytecode(self._code).exception_entries:  # type: ignore[attr-defined]
+            for i in range(self.target(entry.start), self.target(entry.end)):
+                after[i].add(self.target(entry.target))
+        return after
 
     @cached_property
     def _jumps(self) -> dict[int, list[int]]:

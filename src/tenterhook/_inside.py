@@ -123,8 +123,8 @@ class Inside(Mode):
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
         self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
-        # What functions assign that are not looked after, by its id and what it is assigned to.
-        self._taken: dict[tuple[int, object], Callable[[], Any]] = {}
+        # What is assigned to attributes and the like, by its id and what it is assigned to: itself, and by whom.
+        self._taken: dict[tuple[int, object], tuple[Callable[[], Any], Callable[[], Where | None]]] = {}
         self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self.was_elsewhere = False  # whether one was called in another thread
@@ -254,7 +254,8 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        if not here.watch and not self._opened and not (self._hands_up and spot.exit is not None):
+        may_matter = self._hands_up and (spot.exit is not None or spot.is_shared)  # to another function
+        if not here.watch and not self._opened and not may_matter:
             here.skip.add(place)
         return None
 
@@ -332,9 +333,13 @@ class Inside(Mode):
 
     def _note_taker(self, frame: Any, here: _Here, spot: Spot, value: Any) -> None:
         """A value that goes to an attribute, or a variable of an enclosing function, which somebody may look after."""
-        if spot.is_shared and spot.variables.isdisjoint(here.watch) and isinstance(value, Tensor):
+        if spot.is_shared:
             for name in spot.variables:
-                self._taken[id(value), place_of(frame, name)] = weakref.ref(value)
+                self._take(frame, self._frames.where(frame), name, value)
+
+    def _take(self, frame: Any, where: Where, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._taken[id(value), place_of(frame, name)] = weakref.ref(value), weakref.ref(where)
 
     def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
@@ -538,14 +543,14 @@ class Inside(Mode):
         if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
             if self._unmet:
                 self._meet(frame)
-            around, them = frame.f_back, []
+            running = self._running.setdefault(threading.get_ident(), [])
+            around, length = frame.f_back, len(running)
             while around is not None:
                 other = self._here.get(id(around.f_code))
                 if other is not None and other.watch:
-                    them.append((around, other))
+                    self._look_at_variables(around, other)
                 around = around.f_back
-            for around, other in reversed(them):  # `_running` is in the order of the stack
-                self._look_at_variables(around, other)
+            running[length:] = running[length:][::-1]  # the outermost first, as on the stack
             self._frames.where(frame)  # no longer new
         if here.watch:
             self._look_at_variables(frame, here, again=True)
@@ -595,10 +600,10 @@ class Inside(Mode):
             if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
                 continue
             where.held.put(name, value)
-            if name in here.spots.shared and (
-                self._is_taken(frame, name, value) or not here.spots.may_assign(name, last, frame.f_lasti)
-            ):
-                continue  # another function has
+            if name in here.spots.shared:
+                if self._is_taken(frame, where, name, value) or not here.spots.may_assign(name, last, frame.f_lasti):
+                    continue  # another function has
+                self._take(frame, where, name, value)
             spot = here.spots.giving(name, frame.f_lasti)
             # A function that this one has called may have switched gradients off.
             may_change = self._changes and not is_over and (again or context() == where.call.context)
@@ -616,9 +621,10 @@ class Inside(Mode):
         stack = torch.overrides._get_current_function_mode_stack()  # without it, while it runs
         return [mode for mode in stack[: stack.index(self) if self in stack else None] if isinstance(mode, Inside)]
 
-    def _is_taken(self, frame: Any, name: str, value: Any) -> bool:
-        taken = self._taken.get((id(value), place_of(frame, name)))
-        return taken is not None and taken() is value
+    def _is_taken(self, frame: Any, where: Where, name: str, value: Any) -> bool:
+        """Whether another function has assigned a value."""
+        taken, by = self._taken.get((id(value), place_of(frame, name)), (None, None))
+        return taken is not None and by is not None and taken() is value and by() is not where
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""

@@ -193,7 +193,8 @@ class Spots(dict[int, Spot]):
 
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
-        return any(offset != but and self._may_pass(offset, since, now) for offset in self._stores.get(name, ()))
+        places = (offset for offset in self._stores.get(name, ()) if offset != but)
+        return any(self._steps.from_to(since, place, now) for place in places)
 
     def is_fresh(self, name: str, now: int) -> bool:
         """Whether a variable was assigned on every way to a place, and nothing has used it since.
@@ -229,12 +230,6 @@ class Spots(dict[int, Spot]):
             return not any(made < other < now for other in others)
         return any(
             end >= made and start <= now and not any(made < other <= end or start <= other < now for other in others)
-            for end, start in self._backward
-        )
-
-    def _may_pass(self, place: int, since: int, now: int) -> bool:
-        return since <= place < now or any(
-            end >= since and start <= now and (since <= place <= end or start <= place < now)
             for end, start in self._backward
         )
 
