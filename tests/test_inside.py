@@ -3046,3 +3046,58 @@ def test_an_attribute_that_a_helper_assigns_is_the_helpers(kind, asked, calls):
         assert names == (["./self.h"] if calls == 1 else [f"./self.h#{k}" for k in range(calls)])
         assert torch.equal(seen[names[-1]], model.h)
     assert known[0] == known[1]
+
+
+class DoublesAll(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if isinstance(out, torch.Tensor) else out
+
+
+class Logs(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.sin:
+            return func(*args)
+        out = func(*args, **(kwargs or {}))
+        out.abs() + 1
+        return out
+
+
+class DoublesInSteps(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        out = out * 2
+        log = out + 1
+        return out if log is not None else log
+
+
+class UnderMode(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        with self.mode():
+            y = x + 1
+        z = y - 1
+        return z
+
+
+@pytest.mark.parametrize(
+    ("mode", "y", "may_change"), [(DoublesAll, 4, True), (Logs, 2, True), (DoublesInSteps, 4, False)]
+)
+def test_a_variable_takes_what_a_mode_of_the_users_returns(mode, y, may_change):
+    model, x = UnderMode(contextlib.nullcontext), torch.ones(1)
+    with capture(model, "./y") as seen:
+        model(x)
+    assert seen["./y"] == 2
+    model.mode = mode
+    with capture(model, "./y", "./z") as seen:
+        assert model(x) == y - 1
+    assert list(seen) == ["./y", "./z"] and seen["./y"] == y and seen["./z"] == y - 1
+    if may_change:
+        with edit(model, {"./y": add(10.0)}):
+            assert model(x) == y + 9
+    else:
+        with pytest.raises(EditError, match="no operation's own result"), edit(model, {"./y": add(10.0)}):
+            model(x)

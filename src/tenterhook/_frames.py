@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from tenterhook._bytecode import COMPREHENSIONS, LOOKERS
 from tenterhook._held import Held
+from tenterhook._names import spots
 from tenterhook._replay import Again, checkpoint_of, graph_task, jvp_enabled, saves_hooked
 
 _OURS = str(Path(__file__).parent / "_")[:-1]
@@ -227,7 +228,9 @@ def asker(frame: Any) -> Any:
         code = frame.f_code
         if code is _handler:
             frame = frame.f_back.f_back
-        elif _passes_on(code.co_filename, code.co_name):
+        elif _passes_on(code.co_filename, code.co_name) or (
+            code.co_name == "__torch_function__" and spots(code).hands_on(frame.f_lasti)  # a mode of the user's
+        ):
             frame = frame.f_back
         else:
             return frame
@@ -254,7 +257,7 @@ def _is_transparent(code: types.CodeType) -> bool:
 
 @lru_cache(maxsize=4096)
 def _passes_on(file: str, name: str) -> bool:
-    return name == "__torch_function__" or _hands_on(file) is not None
+    return (name == "__torch_function__" and file.startswith(_OURS)) or _hands_on(file) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -213,6 +213,8 @@ class Inside(Mode):
             frame = asker(frame)
             here = self._known(frame.f_code)
         if here.spots is None:  # torch's own doings, or ours
+            if frame.f_code.co_name == "__torch_function__":
+                self._doubt(frame)
             return func(*args, **kwargs) if kwargs else func(*args)
         here.ran = True
         if not self._alert:
@@ -234,7 +236,7 @@ class Inside(Mode):
             self._prove(here, here.spots[frame.f_lasti].offset)
         if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
             spot = here.spots[frame.f_lasti]
-            self._note_taker(frame, here, spot, out)
+            self._note_taker(frame, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
         return out
 
@@ -319,7 +321,7 @@ class Inside(Mode):
             if here.spots is None or code.co_flags & _SUSPENDS:
                 break
             spot = here.spots[frame.f_lasti]
-            self._note_taker(frame, here, spot, value)
+            self._note_taker(frame, spot, value)
             if (spot.taker is None and spot.exit is None) or not is_call_of(frame, spot.called, code):
                 break
             if here.names is None or not here.names.isdisjoint(spot.variables):
@@ -331,7 +333,7 @@ class Inside(Mode):
             way = way.then(spot.exit)
         return value
 
-    def _note_taker(self, frame: Any, here: _Here, spot: Spot, value: Any) -> None:
+    def _note_taker(self, frame: Any, spot: Spot, value: Any) -> None:
         """A value that goes to an attribute, or a variable of an enclosing function, which somebody may look after."""
         if spot.is_shared:
             for name in spot.variables:
@@ -407,7 +409,7 @@ class Inside(Mode):
             if id(where.owner) in self._wanted:  # the module may have only handed it on
                 new = self._bind(frame, where, spot, spot.taker, new, older=True)
         if self._hands_up:
-            self._note_taker(frame, here, here.spots[frame.f_lasti], new)
+            self._note_taker(frame, here.spots[frame.f_lasti], new)
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
         self._may_change = False
         return None if new is output else new
@@ -524,6 +526,16 @@ class Inside(Mode):
             self._hands_up = any(pattern.is_of_helpers for patterns in self._wanted.values() for pattern in patterns)
             self._running.clear()
             self._set_alert()
+
+    def _doubt(self, mode: Any) -> None:
+        """A mode of the user's makes something of an operation's result: a variable may take that, and nobody tells."""
+        if spots(mode.f_code)[mode.f_lasti].called not in mode.f_code.co_varnames[1:2]:
+            return
+        frame = asker(mode.f_back)
+        here = self._known(frame.f_code)
+        if here.spots is not None and (offset := here.spots[frame.f_lasti].offset) in here.spots.proven:
+            here.spots.proven.remove(offset)
+            self._set_watch(here)
 
     def _set_alert(self) -> None:
         """While a function runs whose variables are looked after, or may do, every operation counts."""

@@ -191,6 +191,21 @@ class Spots(dict[int, Spot]):
         here = self._steps[: max(self._steps.running(before), 0)]
         return not any(step.jump is not None for step in here) and name in map(self._stored, range(len(here)))
 
+    def hands_on(self, lasti: int) -> bool:
+        """Whether what is made at a place is what the function returns, as it is: `y = f(x); log(y); return y`."""
+        spot, steps = self[lasti], self._steps
+        if spot.exit is not None or not isinstance(spot.taker, str):
+            return spot.exit == Exit()
+        ends = (i for i, step in enumerate(steps) if step.op.startswith("RETURN_") and step.offset > spot.offset)
+        waiting = [k for i in ends for k in steps.before(i)]
+        while waiting:
+            k = waiting.pop()
+            if steps[k].op == "JUMP_FORWARD":
+                waiting += steps.before(k)
+            elif (steps[k].op, steps[k].argument) != ("LOAD_FAST", spot.taker):
+                return False
+        return len(self._stores[spot.taker]) == 1
+
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
         places = (offset for offset in self._stores.get(name, ()) if offset != but)
