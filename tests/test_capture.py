@@ -433,6 +433,13 @@ def test_inference_mode_values_can_be_used_afterwards():
             assert torch.equal(value.grad, 2 * value)
 
 
+def test_a_gradient_inside_vmap_is_said_to_be_the_transforms():
+    model = nn.Linear(4, 4)
+    with capture(model, "grad(.)") as seen:
+        torch.vmap(model)(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    assert "inside vmap or jvp a value has no gradient of its own" in str(seen.report())
+
+
 def test_values_inside_vmap_and_func_grad():
     model = nn.Linear(4, 2)
     with capture(model, ".") as seen:
