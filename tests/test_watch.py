@@ -222,6 +222,88 @@ def test_gradients_under_a_scaler_are_the_true_ones(tmp_path):
     assert found.steps().column("loss").to_pylist()[0] < 10
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """As that for FSDP has it."""
+
+    def scale(self, outputs):
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        return outputs * self._scale
+
+
+def test_scalers_one_after_the_other(tmp_path):
+    model, losses = net(), []
+    before = torch.amp.GradScaler.scale, OwnScaler.scale, torch.jit._recursive.create_script_module
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0), OwnScaler("cpu", init_scale=16.0)]
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for scaler in (*scalers, None, scalers[0]):
+            optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2:])]
+            for x, y in batches(3):  # both step after one backward pass
+                loss = F.cross_entropy(model(x), y)
+                (scaler.scale(loss) if scaler else loss).backward()
+                for optimizer in optimizers:
+                    scaler.step(optimizer) if scaler else optimizer.step()
+                scaler and scaler.update()
+                model.zero_grad()
+                losses.append(loss.item())
+    steps = run.open().steps().to_pylist()
+    assert [row["loss"] for row in steps if row["loss"] is not None] == pytest.approx(losses)
+    assert [row["scale"] for row in steps if row["loss"] is not None] == 3 * [64] + 3 * [16] + 3 * [None] + 3 * [64]
+    assert before == (torch.amp.GradScaler.scale, OwnScaler.scale, torch.jit._recursive.create_script_module)
+
+
+def test_a_script_is_made_as_without_us_and_the_hooks_stay(tmp_path):
+    model, twin, data = net(), net(), batches(6)
+    twin.load_state_dict(model.state_dict())
+    seen = []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        losses = train(model, data[:3])
+        tables = [dict(table) for one in model.modules() for table in (one._forward_hooks, one._forward_pre_hooks)]
+        assert torch.jit.script(model).code == torch.jit.script(twin).code
+        hook = model.register_forward_pre_hook(lambda module, args: seen.append(1))
+        with pytest.raises(Exception, match="top-level function"):  # that of the program is its own affair
+            torch.jit.script(model)
+        hook.remove()
+        with torch.no_grad():
+            assert torch.jit.trace(model, data[0][0]).code == torch.jit.trace(twin, data[0][0]).code
+        assert tables == [
+            dict(table) for one in model.modules() for table in (one._forward_hooks, one._forward_pre_hooks)
+        ]
+        losses += train(model, data[3:])
+    found = run.open()
+    assert found.steps().column("loss").to_pylist() == pytest.approx(losses)
+    for site in ("0", "4"):
+        assert [(row["step"], row["count"]) for row in rows(found, site=site, what="output_grad")] == [
+            (step, 8 * (16 if site == "0" else 3)) for step in range(6)
+        ]
+
+
+def test_an_encoder_layer_is_traced_as_without_us(tmp_path):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    twin, x = copy.deepcopy(model), torch.randn(2, 3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, to=tmp_path / "run", every=1):
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            assert torch.jit.trace(model.eval(), x).code == torch.jit.trace(twin.eval(), x).code
+
+
+def test_a_script_can_be_trained(tmp_path):
+    model, data = net(), batches(4)
+    twin, scripted = copy.deepcopy(model), torch.jit.script(model)
+    true = []
+    train(twin, data, each=lambda k: true.append([p.grad.clone() for p in twin.parameters()]))
+    with watch(scripted, to=tmp_path / "run", every=1) as run:
+        losses = train(scripted, data)
+    found = run.open()
+    assert found.steps().column("loss").to_pylist() == pytest.approx(losses)
+    for step, gradients in enumerate(true):
+        agrees(rows(found, step=step, site=".:in[0]", what="input")[0], data[step][0])
+        for (name, _), gradient in zip(twin.named_parameters(), gradients, strict=True):
+            agrees(rows(found, step=step, site=name, what="parameter_grad")[0], gradient)
+
+
 @pytest.mark.parametrize("micros", [1, 3])
 def test_steps_that_a_scaler_leaves_out_are_counted_and_their_gradients_are_not(tmp_path, micros):
     model = net()

@@ -122,6 +122,44 @@ def scaler(dtype=torch.float16, unscale=False):
     end(model)
 
 
+def folds():
+    """Each with a scaler of its own; the last one has none, while the others are still there."""
+    kept = []
+    for fold in range(3):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaling = torch.amp.GradScaler("cpu", init_scale=2.0 ** (12 + fold), enabled=fold < 2)
+        kept.append((model, scaling))
+        for x, y in batches(30):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaling.scale(loss).backward()
+            scaling.step(optimizer)
+            scaling.update()
+            say(loss)
+    end(*(model for model, _ in kept))
+
+
+def exported():
+    """With TorchScript, in both ways, while a step is sampled and while none is; what comes first is a script, too."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    features = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 64)))
+    model = mlp(inplace=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k, (x, y) in enumerate(batches(30)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(features(x).detach()), y)
+        loss.backward()
+        optimizer.step()
+        say(loss)
+        if k in (5, 25):
+            model.eval()
+            for made in (torch.jit.script(model), torch.jit.trace(model, x)):
+                print(made.code, made(x).sum().item().hex())
+            model.train()
+    end(model)
+
+
 def bfloat16():
     scaler(torch.bfloat16, True)
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.autograd import graph
-
-from tenterhook._frames import all_variables
 
 _ENGINE = graph._engine_run_backward.__code__
 # What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
@@ -76,19 +73,3 @@ def classes_of(loss: Tensor) -> int | None:
         return int(shape[1 if len(shape) > 1 else 0]) if node._saved_reduction == 1 else None
     except (AttributeError, RuntimeError, IndexError, ValueError):
         return None
-
-
-def find_scaler(frame: FrameType | None) -> GradScaler | None:
-    """A GradScaler in the variables of the frames around, or in the attributes of a `self` there."""
-    for one in frames_from(frame):
-        if (
-            one.f_globals.get("__name__", "").partition(".")[0] == "torch"
-            and "grad_scaler" not in one.f_code.co_filename
-        ):
-            continue
-        values = all_variables(one)
-        owner = getattr(values.get("self"), "__dict__", {})
-        for value in (*values.values(), *list(owner.values())):
-            if issubclass(type(value), GradScaler):  # isinstance would run code of the objects
-                return value
-    return None

@@ -24,6 +24,7 @@ from tenterhook.stats._native import mark_firing
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
+is_tracing = torch._C._is_tracing  # torch.jit.trace, which would take what we do for the model's
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
 clock = time.perf_counter
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
@@ -159,8 +160,12 @@ class OutputHook(Hook):
         recorder = self.recorder
         with_graph = torch.is_grad_enabled()
         again = graph_task() != -1
-        if not (with_graph or recorder.without_gradients) or (again and saves_hooked(False) is not None):
-            return  # validation, or a checkpoint that runs its function again
+        if (
+            is_tracing()
+            or not (with_graph or recorder.without_gradients)
+            or (again and saves_hooked(False) is not None)
+        ):
+            return  # an export, validation, or a checkpoint that runs its function again
         if not again and recorder.micro.tasks:
             recorder.begin_call()
         if type(output) is Tensor:
@@ -319,7 +324,8 @@ class WriteHook(Hook):
 
     @guarded
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self.recorder.micro.gather.measure()
+        if not is_tracing():
+            self.recorder.micro.gather.measure()
 
 
 def _hook_gradient(tensor: Tensor, hook: GradientHook) -> Any:
@@ -351,7 +357,7 @@ class RootHook(Hook):
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         """The model is about to be called with these."""
         recorder = self.recorder
-        if graph_task() != -1:
+        if graph_task() != -1 or is_tracing():
             return
         recorder.begin_root_call()
         if not recorder.sampling or "input" not in recorder.what:

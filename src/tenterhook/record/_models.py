@@ -31,8 +31,8 @@ class Held(NamedTuple):
 
     def tensor(self) -> Tensor | None:
         """The parameter, if it is still there."""
-        holder = self.holder()
-        return None if holder is None else holder._parameters.get(self.site.rpartition(".")[2])
+        holder, name = self.holder(), self.site.rpartition(".")[2]
+        return holder._parameters[name] if holder is not None and name in holder._parameters else None
 
 
 class Model:

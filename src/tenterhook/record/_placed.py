@@ -14,7 +14,7 @@ from tenterhook._frames import CALLS, all_variables
 from tenterhook._handles import Hook
 from tenterhook.record._backward import frames_from
 from tenterhook.record._compiling import never_compile
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded
+from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded, is_tracing
 from tenterhook.record._models import Model
 from tenterhook.record._sentinels import Sentinels
 
@@ -50,7 +50,7 @@ class Placed:
             return None
         hook = RootHook(self._recorder, model, site, module)
         handles = self._outer if hasattr(module, "_orig_mod") else self._roots
-        if id(module._forward_hooks) in model.fused:
+        if id(module._forward_hooks) in model.fused or isinstance(module, torch.jit.ScriptModule):
             handles.append(register_module_forward_pre_hook(_Only(hook, module, self.fused)))
         else:
             handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -123,7 +123,7 @@ class _Discovery(Hook):
         self.recorder = recorder
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and not self.recorder.models.knows(module):
+        if not self.recorder.models.knows(module) and not torch.compiler.is_compiling() and not is_tracing():
             self.recorder.called(module, args)
 
 

@@ -2,7 +2,7 @@
 
 It is told of everything by hooks that PyTorch offers: one on every module of a model while a step is sampled, one
 before every model's call, one on a parameter or a few per optimizer (for the loss), and the global hooks around
-`Optimizer.step`. Nothing of torch is patched. An error of its own switches it off and is said once.
+`Optimizer.step`. What of torch is wrapped is in `_wrapped.py`. An error of its own switches it off and is said once.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
 from tenterhook._replay import graph_task
-from tenterhook.record._backward import asked_for, classes_of, find_scaler, outermost_backward
+from tenterhook.record._backward import asked_for, classes_of, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import guarded, uninterrupted
 from tenterhook.record._models import MOST_MODELS, Models
@@ -31,7 +31,7 @@ from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
 from tenterhook.record._step import Layout, Step
-from tenterhook.record._stepping import Stepping, is_stepping
+from tenterhook.record._stepping import Stepping, is_stepping, look_for_scalers
 from tenterhook.record._weights import Weights
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
@@ -83,8 +83,7 @@ class Recorder:
         self._globals: list[Any] = []
         self._everything = False  # whether whatever is called counts
         self._hooks = Placed(self)
-        self._scaler: Any = None
-        self._searched_scaler = False
+        self._scaler: Any = None  # a reference to that of the last backward pass, if it had one
         self._last_loss: Any = None
         self._began_in = -1  # the backward pass in which the part has begun
         self._has_optimizer: bool | None = None
@@ -197,13 +196,19 @@ class Recorder:
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
         self._last_loss = weakref.ref(loss)  # itself it would keep the graph alive
-        if not self._searched_scaler:
-            self._searched_scaler = True
-            self._know(find_scaler(frame))
+        if not self.micro.scaled:
+            self._scaler = None
         self._note_scale()
         self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
         if self.steps == 0 and self.part.classes is None:
             self.part.classes = classes_of(loss)
+
+    @guarded
+    def scaled(self, scaler: Any) -> None:
+        """A GradScaler scales something: the loss of the next backward pass."""
+        if scaler.is_enabled():
+            self._scaler = weakref.ref(scaler)
+            self.micro.scaled = True
 
     @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -254,6 +259,7 @@ class Recorder:
         """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
         if self.models.knows(module) or isinstance(module, _Loss):
             return
+        look_for_scalers()
         model = self.models.discover(module, sys._getframe(2))
         if is_compiled(module):
             self.without_modules()
@@ -461,16 +467,8 @@ class Recorder:
             self._has_optimizer = any(True for _ in _optimizers())
         return self._has_optimizer
 
-    def _know(self, scaler: Any) -> None:
-        if scaler is not None and scaler.is_enabled():
-            self._scaler = weakref.ref(scaler)
-
     def _note_scale(self, optimizer: Optimizer | None = None) -> None:
-        if optimizer is not None and self._scaler is None and self.steps < 3:
-            self._know(find_scaler(sys._getframe(1)))
-        if self._scaler is None:
-            return
-        scale = getattr(self._scaler(), "_scale", None)
+        scale = getattr(self._scaler(), "_scale", None) if self._scaler is not None else None
         if scale is None:
             return
         key = "scale after" if self.micro.has_scale else "scale"

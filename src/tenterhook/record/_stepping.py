@@ -16,11 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tenterhook.record._backward import frames_from
 from tenterhook.record._compiling import never_compile
+from tenterhook.record._wrapped import wrap_all
 
 _FILE = sys.modules[Optimizer.__module__].__file__
 _lock = threading.Lock()
 _told: tuple[Any, ...] = ()
-_hooks: list[Any] = []  # torch's handles, while anybody is told
+_hooks: list[Any] = []  # torch's handles and what is wrapped, while anybody is told
 
 
 class Stepping:
@@ -43,6 +44,7 @@ def _tell(change: Any) -> None:
         _wait_for_others()
         if _told:
             _hooks.extend((register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)))
+            _hooks.extend(wrap_all(lambda: _told))
         else:
             for hook in _hooks:
                 hook.remove()
@@ -61,6 +63,12 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for recorder in _told:
         recorder.after_step(optimizer, args, kwargs)
+
+
+def look_for_scalers() -> None:
+    """Classes of them may have come to be since."""
+    with _lock:
+        _hooks.extend(wrap_all(lambda: _told) if _told else ())
 
 
 def is_stepping(frame: FrameType | None) -> bool:
