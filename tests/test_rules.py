@@ -70,6 +70,42 @@ def seen_in(tmp_path_factory):
     return look
 
 
+def later(rate: float = 0.0, weights: float = 1.0) -> t.Training:
+    """A fault that begins at the 61st step, when facts about parameters are looked at in every tenth sample only."""
+    model = t.mlp(64, 32, 32, 10, act=nn.Tanh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def train() -> None:
+        t.fit(model, optimizer, 60)
+        optimizer.param_groups[0]["lr"] = rate
+        with torch.no_grad():
+            model[2].weight *= weights
+        t.fit(model, optimizer, 10)
+
+    return model, train
+
+
+def waiting() -> t.Training:
+    """A LoRA with a rate of 0 for a long time: the gradient of A is zero for as long."""
+    model = nn.Sequential(nn.Linear(64, 4, bias=False), nn.Linear(4, 10))
+    nn.init.zeros_(model[1].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return model, lambda: t.fit(model, optimizer, 60)
+
+
+def slow_warm_up() -> t.Training:
+    """The rate rises with every step, and is far too small for long."""
+    model = t.mlp(64, 32, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-10)
+
+    def train() -> None:
+        for _ in range(80):
+            t.fit(model, optimizer, 1)
+            optimizer.param_groups[0]["lr"] *= 1.02
+
+    return model, train
+
+
 # Rule, training, severity, site, what, first and last step at which it may be found.
 FAULTS = [
     ("non-finite values", t.nan_in_forward, "error", "norm", "output", 12, 12),
@@ -106,6 +142,8 @@ FAULTS = [
     ("parameter never trained", partial(t.idle_head, in_loss=False), "note", "spare.weight", "parameter", 11, 11),
     ("parameter never trained", partial(t.in_turn, late=99), "note", "heads.2.weight", "parameter", 29, 29),
     ("update-to-weight ratio", t.too_fast, "warn", "2.weight", "update", 25, 35),
+    ("update-to-weight ratio", partial(later, rate=20.0), "warn", None, "update", 65, 69),
+    ("saturated sigmoid or tanh", partial(later, weights=1e3), "warn", "3", "output", 64, 69),
     ("update-to-weight ratio", t.too_slow, "warn", "0.weight", "update", 25, 30),
     ("update-to-weight ratio", t.swallowed, "warn", "0.weight", "update", 25, 30),
     ("activation variance drifts with depth", t.wild_start, "warn", None, "output", 0, 0),
@@ -139,12 +177,14 @@ CLEAN = [
     ("exploding gradients", t.gan),
     ("all-zero gradients", t.experts),
     ("all-zero gradients", t.lora),
+    ("all-zero gradients", waiting),
     ("all-zero gradients", t.wasserstein),
     ("parameter never trained", t.distilled),
     ("parameter never trained", t.gan),
     ("parameter never trained", t.in_turn),
     ("parameter never trained", partial(t.unfrozen_later, forgotten=False)),
     ("update-to-weight ratio", t.lora),
+    ("update-to-weight ratio", slow_warm_up),
     ("update-to-weight ratio", t.rezero),
     ("update-to-weight ratio", t.converged),
     ("activation variance drifts with depth", t.raw_input_before_norm),
@@ -328,6 +368,30 @@ def test_losses_that_were_not_seen_are_not_clean(rule):
     for number in range(200):
         judge.look(Step(number, loss=1.0 if number % 2 else None, optimizers=frozenset((1,))))
     assert judge.states() == [State(rule, "not checked", "the loss of 100 of 200 steps was not seen")]
+
+
+def not_falling(*trainings):
+    """What is said of losses, given as where each training begins, where it ends, and of how many classes it is."""
+    judge = Judge([one for one in all_rules() if one.name == "loss not falling"])
+    for serial, (first, last, classes) in enumerate(trainings, 1):
+        for k in range(300):
+            loss = first + (last - first) * min(k, 100) / 100
+            judge.look(
+                Step(300 * serial + k, loss, optimizers=frozenset((serial,)), classes=classes if k == 1 else None)
+            )
+    return [(finding.step, finding.severity) for finding in judge.findings]
+
+
+def test_each_training_has_to_make_its_loss_fall():
+    assert not_falling((2.3, 0.1, 10), (2.3, 2.3, 10)) == [(799, "warn")]
+    assert not_falling((2.3, 0.1, 10), (9.0, 9.0, None)) == [(799, "note")]  # another kind of loss
+    assert not_falling((2.3, 0.1, 10), (2.3, 0.1, 10), (2.3, 2.5, 10)) == [(1099, "warn")]
+    assert not_falling((2.3, 0.5, 10), (0.5, 0.5, 10), (0.5, 0.6, None)) == []  # it goes on with another optimizer
+
+
+def test_a_loss_that_begins_below_zero_may_rise():
+    assert not_falling((-0.3, 0.1, None)) == [(499, "note")]
+    assert not_falling((0.3, 0.5, None)) == [(499, "warn")]
 
 
 def test_persistent_is_told_once():

@@ -326,6 +326,42 @@ def test_a_program_that_changes_its_directory(zygote, tmp_path):
     assert "└ tenterhook summary .tenterhook/" in done.stderr.decode()
 
 
+LATER = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(512, 8)
+y = x[:, :3].argmax(1)
+
+def make():
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3))
+
+def train(model, parameters, steps, y, rate):
+    optimizer = torch.optim.SGD(parameters, lr=rate)
+    for k in range(steps):
+        rows = torch.randint(512, (32,))
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.param_groups[0]["lr"] = rate if k > 14 else 3.0
+        optimizer.step()
+
+first, second, third = make(), make(), make()
+train(first, [*first.parameters()], 210, y, 0.05)
+train(second, [*second[4].parameters()], 210, y[torch.randperm(512)], 0.05)
+train(third, [*third.parameters()], 30, y, 5.0)
+"""
+
+
+def test_a_later_model_is_judged_as_the_first_one_is(zygote, tmp_path):
+    zygote(*RUN, "--every", "1", "-c", LATER, cwd=tmp_path)
+    found = latest(tmp_path).findings().to_pylist()
+    told = {(one["rule"], one["model"]) for one in found if one["severity"] == "warn"}
+    assert told == {("parameter never trained", "model-2"), ("update-to-weight ratio", "model-3")}
+    assert min(one["step"] for one in found if one["model"] == "model-3") >= 440  # not in its first 20 steps
+
+
 MANY = """
 import torch
 for _ in range(60):

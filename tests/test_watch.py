@@ -555,6 +555,24 @@ def test_losses_of_heads_in_turn(tmp_path, set_to_none, accumulate):
     assert run.open().steps()["loss"].to_pylist() == losses
 
 
+@pytest.mark.parametrize("turn", [2, 5])
+def test_losses_of_a_head_that_has_its_turn_from_a_later_step_on(tmp_path, turn):
+    model, losses = Decoders(2, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=1000) as run:
+        for k, (x, y) in enumerate(batches(60)):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x, 0 if k > 30 and k % turn == 1 else 1), y)
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            hooked = [p for p in model.parameters() if p._post_accumulate_grad_hooks]
+            assert len(hooked) <= 2 or k < 31 + 2 * turn
+    found = run.open().steps()["loss"].to_pylist()
+    assert [k for k, loss in enumerate(found) if loss is None] == [31]
+    assert found[:31] + found[32:] == losses[:31] + losses[32:]
+
+
 class Decoders(nn.Module):
     """A trunk, and a decoder for each task; each has more parameters than there are steps at the start."""
 

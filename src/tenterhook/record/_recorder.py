@@ -73,6 +73,7 @@ class Recorder:
         self._pending: list[Pending] = []
         self._samples = 0  # those of them that were sampled
         self._layouts: dict[bytes, Layout] = {}
+        self._last_rates: dict[tuple[str, str], float | None] = {}  # of the steps that were handed on
         self._current: Pending | None = None
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
@@ -85,6 +86,7 @@ class Recorder:
         self._hooks = Placed(self)
         self._scaler: Any = None  # a reference to that of the last backward pass, if it had one
         self._last_loss: Any = None
+        self._new_until = 0  # the step after the first one of the newest optimizer
         self._began_in = -1  # the backward pass in which the part has begun
         self._has_optimizer: bool | None = None
         self._stale = False  # whether a module of a model was exchanged
@@ -200,7 +202,7 @@ class Recorder:
             self._scaler = None
         self._note_scale()
         self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
-        if self.steps == 0 and self.part.classes is None:
+        if self.steps <= self._new_until and self.part.classes is None:
             self.part.classes = classes_of(loss)
 
     @guarded
@@ -364,7 +366,11 @@ class Recorder:
 
     def _hand_on(self, wait: bool) -> None:
         while self._pending and (wait or len(self._pending) > 8 or self._pending[0].ready()):
-            self._take(self._pending.pop(0).make(self.places.all, self._layouts))
+            step = self._pending.pop(0).make(self.places.all, self._layouts)
+            if step.parameters:
+                self._last_rates = {**self._last_rates, **{one[:2]: one.rate for one in step.parameters}}
+            step.rate = self._last_rates
+            self._take(step)
 
     def _begin_part(self) -> None:
         sampled = self.schedule.wants(self.steps) if not self._stepped else self.sampling
@@ -434,12 +440,14 @@ class Recorder:
         weights.serial = self._serial = self._serial + 1
         if self._serial <= MOST_MODELS:  # there may be a new one for every step
             self.schedule.found(self.steps)  # what is new is looked at closely
+            self._new_until = self.steps + 1
         return weights
 
     def _watch_for_backward(self, weights: Weights) -> None:
         """A backward pass went by those parameters that tell of one: find some by which it comes."""
         sentinels = self._hooks.sentinels
-        if sentinels.scouting is not None and not sentinels.settle(self._parameters(), weights):
+        watched = self.part.is_watched()
+        if sentinels.scouting is not None and not sentinels.settle(self._parameters(), weights, watched):
             return
         before = self._current.parts if self._current else []
         passes = {task for micro in self.part.micros for task in micro.tasks - micro.watched} - {self._began_in}

@@ -46,14 +46,15 @@ class Sentinels:
         hook = _Scout(self._recorder, self)
         self._scouts = [p.register_post_accumulate_grad_hook(hook) for p in parameters if _gets_gradients(p)]
 
-    def settle(self, parameters: Iterable[Tensor], whom: Any) -> bool:
+    def settle(self, parameters: Iterable[Tensor], whom: Any, is_watched: bool) -> bool:
         """Keep those that passes came by which no other has seen; one that many passes reach is better than many.
 
-        True if it is time, and there was none.
+        True if it is time, and there was none. It is not yet if all passes of this step are watched anyway: the one
+        that went by may be that of a head which has its turn only now and then.
         """
-        if whom is not self.scouting and len(self.reached) < _PASSES:
-            return False
         unseen = {task: ids for task, ids in self.reached.items() if task not in self.watched}
+        if len(self.reached) < _PASSES and (whom is not self.scouting or (is_watched and not unseen)):
+            return False
         often = Counter(key for ids in self.reached.values() for key in ids)
         at = {id(parameter): parameter for parameter in parameters}
         posts = len(self._posts)

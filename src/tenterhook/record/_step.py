@@ -1,7 +1,7 @@
 """A step as rules see it: one row of numbers per place, as arrays, and a few facts. No torch here."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -197,7 +197,8 @@ class Step:
     saturated: dict[int, float] = field(default_factory=dict)
     training: dict[tuple[str, str], bool] = field(default_factory=dict)  # of BatchNorms, by model and site
     frozen: set[tuple[str, str]] = field(default_factory=set)  # those of them whose weights are not trained
-    parameters: Sequence[Parameter] = ()
+    parameters: Sequence[Parameter] = ()  # in all of the first samples, later in some
+    rate: Mapping[tuple[str, str], float | None] = field(default_factory=dict)  # by model and site, as last looked at
     classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
     kinds: Kinds | None = None  # of the rows, where it is known
     _of: dict[str, Rows] = field(default_factory=dict)
@@ -228,8 +229,3 @@ class Step:
         """Of each row of `of("parameter_grad")`; NaN where not all of it is finite."""
         rows = self.of("parameter_grad")
         return np.where(rows.infinite > 0, np.nan, rows.rms)
-
-    @functools.cached_property
-    def rate(self) -> dict[tuple[str, str], float | None]:
-        """By model and site of a parameter: its learning rate."""
-        return {(p.model, p.site): p.rate for p in self.parameters}

@@ -54,8 +54,7 @@ class BatchNormMode(Checked):
         return next((p for p in step.rows.places if (p.model, p.site) == site), None)
 
     def _is_trainable(self, step: Step, sites: list[tuple[str, str]]) -> bool:
-        weights = {(model, f"{site}.weight") for model, site in sites}
-        return any((p.model, p.site) in weights and p.trainable and p.rate for p in step.parameters)
+        return any(step.rate.get((model, f"{site}.weight")) for model, site in sites)
 
 
 def _trained_through(step: Step, sites: list[tuple[str, str]]) -> list[tuple[str, str]]:

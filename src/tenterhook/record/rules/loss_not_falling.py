@@ -14,7 +14,8 @@ class LossNotFalling(Checked):
     """After 200 steps, or when the learning rate has risen: the mean of the last 50 is not 2 % below that of the first.
 
     A classifier that begins below chance was trained before, and may have little to gain. Of other losses that is not
-    known, so one that just stays is no more than a note.
+    known, so one that just stays is no more than a note. So is one that begins below zero, as that of a policy does.
+    A new optimizer begins another training, but one with a loss lower than that of the first goes on with its model.
     """
 
     name = "loss not falling"
@@ -23,6 +24,8 @@ class LossNotFalling(Checked):
 
     def __init__(self) -> None:
         self._newest = 0  # of the optimizers
+        self._done = False  # with what it trains
+        self._began = -math.inf  # with which loss the first one did
         self._losses: list[float] = []
         self._rates: list[float] = []
         self._look_at = _LOOK_AT
@@ -35,17 +38,17 @@ class LossNotFalling(Checked):
         return self._several or super().unchecked
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Once."""
-        if step.loss is None or not math.isfinite(step.loss) or self.has_looked or self._several:
+        """Once for each training."""
+        if (newest := max(step.optimizers, default=0)) > self._newest:  # another one begins
+            self._newest, self._done, self._classes, self._look_at = newest, False, None, _LOOK_AT
+            self._losses.clear()
+            self._rates.clear()
+        if step.loss is None or not math.isfinite(step.loss) or self._done or self._several:
             return
         self._classes = self._classes or step.classes
         if len(step.optimizers) > 1 and len(step.losses) > 1:  # as in a GAN
             self._several = "several optimizers, each with a loss of its own, whose sum need not fall"
             return
-        if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins
-            self._newest = newest
-            self._losses.clear()
-            self._rates.clear()
         self._losses.append(step.loss)
         self._rates.append(max(step.rates, default=0.0))
         if len(self._losses) < self._look_at:
@@ -53,20 +56,23 @@ class LossNotFalling(Checked):
         if self._rates[-1] > self._rates[-_LAST]:  # still warming up
             self._look_at += _LOOK_AT
             return
-        self.has_looked = True
+        self.has_looked = self._done = True
         yield from self._judge(step)
 
     def _judge(self, step: Step) -> Iterator[Finding]:
         first, last = statistics.fmean(self._losses[:_FIRST]), statistics.fmean(self._losses[-_LAST:])
         chance = math.log(self._classes) if self._classes and self._classes > 1 else None
         rises = last > first + 0.1 * abs(first)
+        if first < self._began - 0.1 * abs(self._began):
+            return
+        self._began = max(self._began, first)
         if last <= first - _FALL * abs(first) or (chance and first < 0.75 * chance and not rises):
             return
         text = f"{last:.4g} over the last {_LAST} of {len(self._losses)} steps, {first:.4g} over the first {_FIRST}"
         why = "after so many steps a model that learns anything shows it"
         then = "try to overfit one batch; look at the learning rate, the labels and the gradients"
-        if chance or rises:
+        if (chance or rises) and first >= 0:
             yield Finding(self.name, "warn", step.number, text, None, why, then)
         else:
-            then += "; a model that was trained before may just have little to gain"
+            then += "; a model that was trained before may just have little to gain, and the loss of a policy rise"
             yield Finding(self.name, "note", step.number, text, None, why, then)

@@ -51,7 +51,7 @@ class NeverTrained(Checked):
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str], _Life] = {}
         self._told: set[tuple[str, str]] = set()
-        self._known: list[bool] = []  # which were trainable in a step that needed no more looking
+        self._known: list[tuple[str, str, bool]] = []  # and whether trainable, in a step that needed no more looking
 
     def look(self, step: Step) -> Iterator[Finding]:
         """One finding for each reason, with the first of the parameters it holds for."""
@@ -60,7 +60,7 @@ class NeverTrained(Checked):
             then = "call optimizer.step() after backward()"
             self.has_looked = True
             yield Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
-        trainable = [one.trainable for one in step.parameters]
+        trainable = [one[:3] for one in step.parameters]
         if not trainable or trainable == self._known:
             return
         present: dict[tuple[str, str], Parameter] = {}

@@ -22,7 +22,7 @@ class Saturation(Checked):
             return
         self._first = step.loss if self._first is None else self._first
         # A sigmoid behind the last weights makes the answer, and a sure answer is no fault.
-        holders = {(p.model, p.site.rpartition(".")[0] or ".") for p in step.parameters}
+        holders = {(model, site.rpartition(".")[0] or ".") for model, site in step.rate}
         last = {key[0]: number for key, number in sorted(step.order.items(), key=lambda one: one[1]) if key in holders}
         for place in step.of("output").places:
             share = step.saturated.get(place.number)

@@ -15,7 +15,7 @@ _LOW = ("bfloat16", "float16")
 
 
 class UpdateRatio(Checked):
-    """RMS of the update ÷ RMS of the weights outside 1e-6 … 1e-1 in 6 of 8 samples after the first 20 steps.
+    """RMS of the update ÷ RMS of the weights outside 1e-6 … 1e-1 in 6 of 8 samples after its first 20 steps.
 
     Too large: not of weights that start at zero, for they have to grow. Too small: only if it was never otherwise,
     for at the end of training gradients and rates are small, and if all weights with that rate are slow, for else it
@@ -30,9 +30,11 @@ class UpdateRatio(Checked):
         self._layout = b""
         self._many = 0
         self._index = np.zeros((2, 0), np.int64)
-        self._facts: list[int] = []
+        self._keys: list[tuple[str, str]] = []
+        self._highest: dict[frozenset[int], float] = {}  # by optimizers: their largest rate
         self._low = np.zeros(0, bool)
         # By number of place of the update:
+        self._since = np.zeros(0)  # the step at which it was first seen
         self._first = np.zeros(0)  # rms of the weight, at first
         self._most = np.zeros(0)  # ratio
         self._rate = np.zeros(0)
@@ -48,13 +50,15 @@ class UpdateRatio(Checked):
         which, size, moved = rows.which, values.rms[at], rows.rms
         ratio = moved / np.maximum(size, _FLOOR)
         self._first[which] = np.where(np.isnan(self._first[which]), size, self._first[which])
-        rates = np.array([step.parameters[i].rate or 0.0 for i in self._facts])
+        self._since[which] = np.fmin(self._since[which], step.number)
+        rates = np.array([step.rate[key] or 0.0 for key in self._keys])  # may be those of some samples before
+        highest, before = max(step.rates, default=0.0), self._highest.get(step.optimizers, 0.0)
+        self._highest[step.optimizers] = max(before, highest)
         counts = (size >= _FLOOR) & (rates > 0) & np.isfinite(ratio)
         rising = rates > self._rate[which]
         self._most[which] = np.where(counts, np.maximum(self._most[which], ratio), self._most[which])
         self._rate[which] = np.maximum(self._rate[which], rates)
-        if step.number < _WARM:
-            return
+        counts &= step.number - self._since[which] >= _WARM
         self.has_looked |= bool(counts.any())
         started = self._first[which] >= 10 * _FLOOR
         for i in self._large.so(which, counts & started & (ratio > _LARGE)):
@@ -63,6 +67,7 @@ class UpdateRatio(Checked):
             text = f"each update is {ratio[i]:.1e} of the weight; about 1e-3 is usual"
             yield Finding(self.name, "warn", step.number, text, rows.places[i], why, then)
         tiny = counts & (ratio < _SMALL) & ~rising & (rates >= 0.1 * self._rate[which])
+        tiny &= 0.1 * before <= highest <= before
         if tiny.any():
             slow = (self._most[which] < 10 * _SMALL) & ~np.isin(rates, rates[ratio >= _SMALL])
             tiny &= self._has_gradient(rows, step) & (slow | (self._low & (moved == 0)))
@@ -83,14 +88,13 @@ class UpdateRatio(Checked):
     def _rows(self, updates: Rows, values: Rows, step: Step) -> tuple[Rows, NDArray[np.int64]]:
         """The updates of weights, and at which rows of the values these are."""
         layout = updates.layout + values.layout
-        if layout != self._layout or len(step.parameters) != self._many:
-            self._layout, self._many = layout, len(step.parameters)
+        if layout != self._layout or len(step.rate) != self._many:
+            self._layout, self._many = layout, len(step.rate)
             at = {(place.model, place.site): i for i, place in enumerate(values.places)}
-            facts = {(one.model, one.site): i for i, one in enumerate(step.parameters)}
             known = [(i, (p.model, p.site)) for i, p in enumerate(updates.places) if is_weight(p)]
-            known = [(i, key) for i, key in known if key in at and key in facts]
+            known = [(i, key) for i, key in known if key in at and key in step.rate]
             self._index = np.array([(i, at[key]) for i, key in known], np.int64).reshape(-1, 2).T
-            self._facts = [facts[key] for _, key in known]
+            self._keys = [key for _, key in known]
             places = [updates.places[i] for i, _ in known]
             self._low = np.array([place.dtype in _LOW for place in places], bool)
             self._grow(int(updates.which.max()) + 1)
@@ -105,5 +109,6 @@ class UpdateRatio(Checked):
         def longer(values: Floats, fill: float) -> Floats:
             return np.concatenate([values, np.full(max(0, size - len(values)), fill)])
 
-        self._first, self._most = longer(self._first, np.nan), longer(self._most, 0.0)
+        self._since, self._first = longer(self._since, np.nan), longer(self._first, np.nan)
+        self._most = longer(self._most, 0.0)
         self._rate = longer(self._rate, 0.0)
