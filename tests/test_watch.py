@@ -252,6 +252,22 @@ def test_scalers_one_after_the_other(tmp_path):
     assert before == (torch.amp.GradScaler.scale, OwnScaler.scale, torch.jit._recursive.create_script_module)
 
 
+def test_two_losses_that_are_scaled_before_the_first_step(tmp_path):
+    model, losses = nn.ModuleList([net(), net()]), []
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in model]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(4):
+            both = [F.cross_entropy(one(x), y) for one in model]
+            for loss, optimizer in zip([scaler.scale(loss) for loss in both], optimizers, strict=True):
+                optimizer.zero_grad()
+                loss.backward()
+                scaler.step(optimizer)
+            scaler.update()
+            losses.append(sum(both).item())
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
 def test_a_script_is_made_as_without_us_and_the_hooks_stay(tmp_path):
     model, twin, data = net(), net(), batches(6)
     twin.load_state_dict(model.state_dict())

@@ -37,7 +37,7 @@ class Micro:
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
         self.last: Any = None  # the hook of the module that was last called
-        self.scaled = self.has_scale = False  # whether a GradScaler has scaled its loss, and its scale is noted
+        self.has_scale = False
         self.called = False  # whether a model was
 
     def settle(self) -> None:

@@ -85,6 +85,7 @@ class Recorder:
         self._everything = False  # whether whatever is called counts
         self._hooks = Placed(self)
         self._scaler: Any = None  # a reference to that of the last backward pass, if it had one
+        self._scaled = False  # whether one has scaled something, since the last step
         self._last_loss: Any = None
         self._new_until = 0  # the step after the first one of the newest optimizer
         self._began_in = -1  # the backward pass in which the part has begun
@@ -198,7 +199,7 @@ class Recorder:
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
         self._last_loss = weakref.ref(loss)  # itself it would keep the graph alive
-        if not self.micro.scaled:
+        if not self._scaled:
             self._scaler = None
         self._note_scale()
         self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
@@ -207,10 +208,10 @@ class Recorder:
 
     @guarded
     def scaled(self, scaler: Any) -> None:
-        """A GradScaler scales something: the loss of the next backward pass."""
+        """A GradScaler scales something: a loss of this step."""
         if scaler.is_enabled():
             self._scaler = weakref.ref(scaler)
-            self.micro.scaled = True
+            self._scaled = True
 
     @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -354,6 +355,7 @@ class Recorder:
         self._pending.append(step)
         self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
         self.steps += 1
+        self._scaled = False
         # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
         self._samples += step.sampled
         if self._samples >= _SAMPLES or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:

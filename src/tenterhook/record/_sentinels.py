@@ -27,6 +27,8 @@ class Sentinels:
         self._recorder = recorder
         self._posts: dict[int, RemovableHandle] = {}  # by the id of a parameter
         self._scouts: list[RemovableHandle] = []
+        self._before = 0  # how many posts there were when these were put there
+        self._late = False  # whether their optimizer has stepped since
 
     def handles(self) -> list[RemovableHandle]:
         """Of all that there are."""
@@ -42,18 +44,20 @@ class Sentinels:
 
     def scout(self, parameters: Iterable[Tensor], whom: Any) -> None:
         """Put one on all of these, until this optimizer steps again."""
-        self.scouting = whom
+        self.scouting, self._before, self._late = whom, len(self._posts), False
         hook = _Scout(self._recorder, self)
         self._scouts = [p.register_post_accumulate_grad_hook(hook) for p in parameters if _gets_gradients(p)]
 
     def settle(self, parameters: Iterable[Tensor], whom: Any, is_watched: bool) -> bool:
         """Keep those that passes came by which no other has seen; one that many passes reach is better than many.
 
-        True if it is time, and there was none. It is not yet if all passes of this step are watched anyway: the one
-        that went by may be that of a head which has its turn only now and then.
+        True if it is time, and there was none. It is not yet if all passes of this step are watched anyway, and were
+        before: the one that went by may be that of a head which has its turn only now and then.
         """
         unseen = {task: ids for task, ids in self.reached.items() if task not in self.watched}
-        if len(self.reached) < _PASSES and (whom is not self.scouting or (is_watched and not unseen)):
+        self._late |= whom is self.scouting
+        waits = is_watched and not unseen and len(self._posts) == self._before
+        if len(self.reached) < _PASSES and (waits or not self._late):
             return False
         often = Counter(key for ids in self.reached.values() for key in ids)
         at = {id(parameter): parameter for parameter in parameters}
