@@ -275,7 +275,8 @@ def test_a_script_is_made_as_without_us_and_the_hooks_stay(tmp_path):
     with watch(model, to=tmp_path / "run", every=1) as run:
         losses = train(model, data[:3])
         tables = [dict(table) for one in model.modules() for table in (one._forward_hooks, one._forward_pre_hooks)]
-        assert torch.jit.script(model).code == torch.jit.script(twin).code
+        for one in (model, copy.deepcopy(model)):
+            assert torch.jit.script(one).code == torch.jit.script(twin).code
         hook = model.register_forward_pre_hook(lambda module, args: seen.append(1))
         with pytest.raises(Exception, match="top-level function"):  # that of the program is its own affair
             torch.jit.script(model)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from tenterhook._handles import _Leftover
 from tenterhook.record._hooks import OutputHook, RootHook, WriteHook
 
 
@@ -69,7 +70,7 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
     before = [(table, [*table.items()]) for table in tables]
     for table, hooks in before:
         for key, hook in hooks:
-            if isinstance(hook, OutputHook | RootHook | WriteHook):
+            if isinstance(hook, OutputHook | RootHook | WriteHook | _Leftover):
                 table.pop(key, None)  # a copy.copy of a module has the same table
     try:
         yield
