@@ -120,6 +120,7 @@ class Inside(Mode):
         self._is_twin = False  # of which the hooks on modules know nothing
         self._is_met_anywhere = False  # whether a method is wanted, which somebody else may call
         self._hands_up = False  # whether a variable is wanted that may take what a function returns
+        self._shares = False  # whether one is looked after that several functions may assign, such as an attribute
         self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
         self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
@@ -217,9 +218,14 @@ class Inside(Mode):
                 self._doubt(frame)
             return func(*args, **kwargs) if kwargs else func(*args)
         here.ran = True
+        spot = self._spot(here, frame.f_lasti)
         if not self._alert:
             self._code, self._skip = here.code, here.skip
-        spot = self._spot(here, frame.f_lasti)
+            if not self._opened and self._is_idle(frame, here, spot):
+                out = func(*args, **kwargs) if kwargs else func(*args)
+                if here.unproven and holds_tensors(out):
+                    self._prove(here, here.spots[frame.f_lasti].offset)
+                return out
         if self._alert or here.watch:
             self._notice(frame, here, writes(func))
         if self._probabilities and func is attention:
@@ -256,10 +262,22 @@ class Inside(Mode):
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
-        may_matter = self._hands_up and (spot.exit is not None or spot.is_shared)  # to another function
+        may_matter = self._hands_up and (spot.exit is not None or (spot.is_shared and self._shares))
         if not here.watch and not self._opened and not may_matter:
             here.skip.add(place)
         return None
+
+    def _is_idle(self, frame: Any, here: _Here, spot: Spot | None) -> bool:
+        """Whether nobody wants what is made at a place, nor what another function makes of it: no such one runs."""
+        assert here.spots is not None
+        place = here.spots[frame.f_lasti]
+        if place.exit is not None and frame.f_back.f_code.co_filename != CALLS:  # else a module returns it
+            return False
+        if place.is_shared and self._shares:
+            return False
+        if spot is None and not here.watch:
+            return True
+        return self._watches and id(self._frames.where(frame).owner) not in self._wanted
 
     def _came(
         self, frame: Any, spot: Spot, taker: Taker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -508,8 +526,10 @@ class Inside(Mode):
         taking += [name for name, at in doubtful.items() if at and name not in taking]
         here.watch = tuple(taking)
         here.changing = known.stores(here.watch)
-        if here.watch and not self._watches:
+        shares = self._shares or not known.shared.isdisjoint(taking)
+        if here.watch and (shares != self._shares or not self._watches):
             self._watches = self._hands_up = True
+            self._shares = shares
             for other in self._here.values():
                 other.skip.clear()
             self._set_alert()
