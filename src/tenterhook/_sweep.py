@@ -22,6 +22,7 @@ from tenterhook._tree import Omitted, Path, can_have_gradient, describe, leaves,
 from tenterhook.changes import Change, Function, as_change
 
 Seen = dict[str, list[Tensor]]
+_TOGETHER = 8  # outputs, of which the differences are held at a time
 _OTHER_NUMBERS = (
     "the model's output has numbers that are no tensors, and are others with more rows or another edit,"
     " so they cannot be told apart by edit; run these edits one by one"
@@ -306,15 +307,22 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _farthest(made: dict[int, dict[Path, Tensor]], other: dict[Path, Tensor]) -> int:
     """Which of several outputs has the largest difference from another; a device is waited for once."""
-    most = [_apart(one, other) for one in made.values()]
-    return list(made)[int(torch.stack(most).nan_to_num(torch.inf).argmax())]
+    each = list(made)
+    most = torch.cat(
+        [_apart([made[i] for i in each[k : k + _TOGETHER]], other) for k in range(0, len(each), _TOGETHER)]
+    )
+    return each[int(most.nan_to_num(torch.inf).argmax())]
 
 
-def _apart(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> Tensor:
-    """The largest difference of two outputs."""
-    pairs = [(a, others[path]) for path, a in some.items() if a.numel()]
-    found = [torch.dist(_wide(a), _wide(b), torch.inf).double() for a, b in pairs]
-    return torch.stack([x.to(found[0].device) for x in found]).amax() if found else torch.zeros(())
+def _apart(some: list[dict[Path, Tensor]], other: dict[Path, Tensor]) -> Tensor:
+    """The largest difference of each of some outputs from another."""
+    most = torch.zeros(len(some), dtype=torch.float64)
+    for path, tensor in other.items():
+        if tensor.numel():
+            apart = torch._foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
+            found = torch.stack(torch._foreach_norm(apart, torch.inf)).double()
+            most = torch.maximum(most.to(found.device), found)
+    return most
 
 
 def _wide(tensor: Tensor) -> Tensor:
