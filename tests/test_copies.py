@@ -2,13 +2,16 @@
 """Values that share memory are copied once; what is written in between is seen, whoever writes it."""
 
 import ctypes
+import gc
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tenterhook import _copies, capture
+from tenterhook import _copies, capture, edit, observe
+from tenterhook.changes import scale
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -260,3 +263,20 @@ def test_memory_is_not_held_on_to_and_addresses_that_come_again_are_not_taken_fo
     with capture(model, "./**") as seen:
         model(X)
     assert all(torch.equal(seen[f"./part/y#{i}"], X * i) for i in range(50))
+
+
+@pytest.mark.parametrize("look", ["capture", "edit", "observe"])
+def test_what_was_seen_inside_is_let_go_without_the_garbage_collector(look):
+    model, verbs = Attention(), {"capture": lambda: capture(model, "./**", "./q", grad=True)}
+    verbs["edit"] = lambda: edit(model, {"./q": lambda v: v * 2, "grad(./v)": scale(2.0)})
+    verbs["observe"] = lambda: observe(model, {"./**": lambda site, value: None})
+    gc.collect()
+    gc.disable()
+    try:
+        with verbs[look]() as seen:
+            model(X).sum().backward()
+        held = [weakref.ref(tap) for tap in seen._session.taps]
+        seen = None
+        assert held and not any(tap() for tap in held)
+    finally:
+        gc.enable()

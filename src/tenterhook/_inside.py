@@ -105,7 +105,7 @@ class Inside(Mode):
 
     def __init__(self, add: Callable[[Tap, Tap], None], modules: Iterable[nn.Module]) -> None:
         super().__init__()
-        self._add = add  # tells the session of a new tap, and for which one it stands
+        self._add = weakref.WeakMethod(add)  # tells the session of a new tap, and for which one it stands
         self._frames = Frames(modules)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
         self._any_name = self._changes = False
@@ -396,7 +396,8 @@ class Inside(Mode):
                 site = Site(asked.address._replace(inner=inner), where.owner, "inner", asked.wide)
                 site.spot = spot
                 taps.append(pattern.tap.twin(site))
-                self._add(taps[-1], pattern.tap)
+                if (add := self._add()) is not None:
+                    add(taps[-1], pattern.tap)
         if number == 1:  # so the first has a number too
             for tap in self._taps.get((id(where.owner), base, 0), ()):
                 tap.site.address = tap.site.address._replace(inner=f"{base}#0")

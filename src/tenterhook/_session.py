@@ -213,7 +213,7 @@ class Session:
         """One more value that an address means."""
         assert asked.twins is not None
         asked.twins.append(twin)
-        twin.asked = asked
+        twin.asked = weakref.ref(asked)
         twin.number = len(self.taps)
         self.taps.append(twin)
 

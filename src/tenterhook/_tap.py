@@ -12,7 +12,7 @@ import copy
 import functools
 import sys
 from collections import Counter
-from collections.abc import Container, Set
+from collections.abc import Callable, Container, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +59,7 @@ class Tap(Hook):
     needs_before = False  # whether `own` wants to know when the module was called
     copied: Container[int] = ()  # the ids of the tensors that it put in place of others in its last call
     twins: "list[Tap] | None" = None  # of one that asks for values inside a forward: those that it has got
-    asked: "Tap | None" = None  # of such a value: the one that asked for it
+    asked: "Callable[[], Tap | None] | None" = None  # of such a value: the one that asked for it, which holds it
     number = 0  # among the taps of the session
     older = False  # inside a forward: whether the value is one that the operation was given
     note = ""  # for the report, whatever came
@@ -214,7 +214,8 @@ class Tap(Hook):
         """Whether a report shows it: not for a pattern that has been answered, nor for what it does not mean."""
         if self.twins is not None:
             return not self.answers() and not (others_came and self.site.wide)
-        return self.asked is None or self in self.asked.answers()
+        asked = None if self.asked is None else self.asked()
+        return asked is None or self in asked.answers()
 
     def answers(self) -> "list[Tap]":
         """The taps of the values that its address means, now that all have come: `x#-1` is the last of each name."""
