@@ -1,5 +1,5 @@
 # ruff: noqa: F841
-"""Values that share memory are copied once; what is written in between is seen, whoever writes it."""
+"""Values under many names are copied once at a moment; what is written in between is seen, whoever writes it."""
 
 import ctypes
 import gc
@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import _copies, capture, edit, observe
+from tenterhook import capture, edit, observe
 from tenterhook.changes import scale
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_small(monkeypatch):
-    monkeypatch.setattr(_copies, "_SMALL", 0)
 
 
 class Attention(nn.Module):
@@ -26,16 +21,17 @@ class Attention(nn.Module):
         super().__init__()
         self.lin = nn.Linear(4, 12)
 
+    def scores(self, q, k):
+        product = q @ k.transpose(0, 1)
+        return product
+
     def forward(self, x):
         qkv = self.lin(x)
-        qkv = torch.relu_(qkv + 1)
         q, k, v = qkv.split(4, dim=-1)
-        kt = k.transpose(0, 1)
-        scores = q @ kt
+        scores = self.scores(q, k)
         same = scores
-        flat = same.view(-1)
         scores *= 2
-        late = flat.view(3, 3)
+        late = scores.view(3, 3)
         out = late @ v
         return out
 
@@ -44,20 +40,19 @@ def memory(tensors):
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def test_each_memory_is_copied_once_for_each_time_that_it_was_written():
+def test_a_tensor_with_several_names_at_one_moment_is_copied_once_and_so_is_its_gradient():
     model = Attention()
     with capture(model, "./**", grad=True) as seen:
         model(X).sum().backward()
-    q, k, v = (seen["./qkv#1"][:, i : i + 4] for i in (0, 4, 8))
-    assert torch.equal(seen["./q"], q) and torch.equal(seen["./kt"], k.T) and torch.equal(seen["./v"], v)
-    assert torch.equal(seen["./scores#0"], q @ k.T) and torch.equal(seen["./flat"], (q @ k.T).view(-1))
+    q, k, v = model.lin(X).split(4, dim=-1)
+    assert torch.equal(seen["./scores/product"], q @ k.T) and torch.equal(seen["./scores#0"], q @ k.T)
     assert torch.equal(seen["./scores#1"], q @ k.T * 2) and torch.equal(seen["./late"], q @ k.T * 2)
-    assert len(memory(seen[f"./{name}"] for name in ("qkv#1", "q", "k", "v", "kt"))) == 1
-    assert len(memory(seen[f"./{name}"] for name in ("scores#0", "same", "flat"))) == 1
-    assert len(memory(seen[f"./{name}"] for name in ("scores#0", "late"))) == 2
-    gradients = memory(seen[f"grad(./{name})"] for name in "qkv")
-    assert not gradients & memory(seen[f"./{name}"] for name in ("q", "scores#0"))
-    assert torch.equal(seen["grad(./v)"], seen["./late"].T @ torch.ones(3, 4))
+    assert len(memory(seen[name] for name in ("./scores/product", "./scores#0"))) == 1
+    assert len(memory(seen[name] for name in ("./scores#0", "./scores#1", "./late"))) == 3
+    assert len(memory(seen[f"grad(./{name})"] for name in ("scores/product", "scores#0"))) == 1
+    late = torch.ones(3, 4) @ v.T
+    assert torch.equal(seen["grad(./late)"], late) and torch.equal(seen["grad(./scores#0)"], 2 * late)
+    assert torch.equal(seen["grad(./scores/product)"], 2 * late)
 
 
 def test_what_is_copied_belongs_to_nobody_else():
@@ -66,6 +61,25 @@ def test_what_is_copied_belongs_to_nobody_else():
         out = model(X)
     weights = memory([*model.parameters(), X, out])
     assert not weights & memory(seen[name] for name in seen)
+
+
+def test_a_hook_of_the_users_between_two_names_is_seen_by_the_second():
+    class Model(nn.Module):
+        def part(self, x):
+            y = x * 2
+            y.register_hook(lambda grad: write_unseen(grad))
+            return y
+
+        def forward(self, x):
+            z = self.part(x)
+            w = z
+            return w * 1
+
+    model = Model()
+    with capture(model, "./**", grad=True) as seen:
+        model(X.clone().requires_grad_()).sum().backward()
+    assert torch.equal(seen["grad(./part/y)"], torch.ones(3, 4))
+    assert torch.equal(seen["grad(./w)"], torch.full((3, 4), 8.0))
 
 
 def data(self, x):
@@ -97,6 +111,13 @@ def storage(self, x):
     y = x * 2
     y.untyped_storage().fill_(0)
     return y.view(-1)
+
+
+def collective(self, x):
+    y = x * 2
+    write_unseen(y)  # as dist.all_reduce does
+    z = y
+    return z.view(-1)
 
 
 def dlpack(self, x):
@@ -201,7 +222,7 @@ class Filling(nn.Module):
         return self.room
 
 
-CASES = [data, numpy, array, pointer, storage, dlpack, alias_from_before, of_numpy, to_be_filled]
+CASES = [collective, data, numpy, array, pointer, storage, dlpack, alias_from_before, of_numpy, to_be_filled]
 CASES += [
     filled_by_the_module,
     other_data,

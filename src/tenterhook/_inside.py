@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from tenterhook._address import split_number
 from tenterhook._bytecode import COMPREHENSIONS, Exit, Taker
-from tenterhook._copies import Copies
 from tenterhook._errors import close_matches
 from tenterhook._frames import (
     CALLS,
@@ -51,19 +50,10 @@ from tenterhook._frames import (
 from tenterhook._handles import Hook
 from tenterhook._mode import Mode
 from tenterhook._names import Spot, Spots, spots
-from tenterhook._operation import (
-    attention,
-    hides_writes,
-    is_functional,
-    is_operation,
-    is_to_be_filled,
-    opened,
-    operation,
-    probabilities,
-    writes,
-)
+from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._replay import graph_task
+from tenterhook._scope import Moment
 from tenterhook._scope import here as open_sessions
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
@@ -109,7 +99,7 @@ class Inside(Mode):
         self._frames = Frames(modules)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
         self._any_name = self._changes = False
-        self._copies: Copies | None = None
+        self._moment = Moment()
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
         self._here: dict[int, _Here] = {}  # by the id of the code
@@ -147,8 +137,8 @@ class Inside(Mode):
         self._changes = self._frames.changes = self._changes or tap.changes
         self._frames.scope = tap.scope
         self._any_name = self._any_name or "*" in pattern.last
-        if self._any_name and self._copies is None:  # of one value there is nothing to share
-            self._copies = tap.scope.copies = Copies()
+        if self._any_name:
+            tap.scope.moment = self._moment
         if pattern.is_of_helpers:  # how their variables get values is not known yet
             self._hands_up = True
             if pattern.last != _PROBABILITIES or pattern.helpers[-1] not in ("**", attention.__name__):
@@ -204,8 +194,7 @@ class Inside(Mode):
         if frame.f_lasti in here.skip and not self._alert:
             self._code, self._skip = here.code, here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
-        if self._copies is not None and hides_writes(func):
-            self._copies.forget()
+        self._moment.over()
         iterates = False
         if _busy and self._is_hidden():  # what a change or an observer computes is not the model's
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -235,6 +224,7 @@ class Inside(Mode):
                 out = opened(func)(*args, **(kwargs or {}))
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
+        self._moment.over()
         if spot is not None and not (spot.is_nameless and here.names is not None and operation(func) not in here.names):
             taker = None if iterates and not spot.unpacks else spot.taker
             out = self._came(frame, spot, taker, func, args, kwargs or {}, out)
@@ -244,6 +234,7 @@ class Inside(Mode):
             spot = here.spots[frame.f_lasti]
             self._note_taker(frame, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
+        self._moment.over()
         return out
 
     def _known(self, code: types.CodeType) -> _Here:
@@ -291,8 +282,6 @@ class Inside(Mode):
         if id(where.owner) not in self._wanted:
             return out
         was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
-        if self._copies is not None:
-            self._copies.new = 0 if was_given or is_to_be_filled(name) else id(value)
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
             return self._bind(frame, where, spot, taker, value, was_given)
         if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
@@ -415,6 +404,7 @@ class Inside(Mode):
             self._set_alert()
         if type(output) in RUN_LATER:
             self._frames.returned(output, _frame(2))
+        self._moment.over()
         self._look_back(_frame(2))
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
@@ -431,6 +421,7 @@ class Inside(Mode):
             self._note_taker(frame, here.spots[frame.f_lasti], new)
             new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
         self._may_change = False
+        self._moment.over()
         return None if new is output else new
 
     def before(self, module: nn.Module) -> None:
@@ -454,7 +445,9 @@ class Inside(Mode):
         here = self._known(frame.f_code)
         self._set_alert()
         if (self._alert or here.watch) and here.spots is not None:
+            self._moment.over()
             self._notice(frame, here, False)
+            self._moment.over()
 
     def _pass_by(self, module: nn.Module) -> None:
         """A call in another thread: nothing is seen inside, but it counts if it does for the module itself."""
@@ -498,8 +491,7 @@ class Inside(Mode):
         finally:
             self._running.clear()
             self._attributes.clear()
-            if self._copies is not None:
-                self._copies.forget()
+            self._moment.over()
 
     def _look_back(self, frame: Any) -> None:
         """See which variables of functions that have ended got values after their last operation."""

@@ -242,11 +242,11 @@ class InnerValues(PlainValues):
         self._came_at: list[int] = []  # for each value, the call that made it
 
     def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
-        at, before, copies = self._at, len(self.how.log), self.scope.copies
-        if copies is None or not self.how.copy or type(last) is not Tensor or not self._is_plainly_ours():
+        at, before, moment = self._at, len(self.how.log), self.scope.moment
+        if moment is None or not self.how.copy or type(last) is not Tensor or not self._is_plainly_ours():
             super().__call__(module, args, last)
         else:
-            self.how.log.append((self.number, copies.of(last, id(last) == copies.new), None))
+            self.how.log.append((self.number, moment.copy(last), None))
         if len(self.how.log) > before:
             self._came_at.append(at)
         self._at = at + 1
@@ -309,9 +309,7 @@ class Gradients(Tap):
             self._arrive(call, path, grad)
             return
         try:
-            copies = self.scope.copies
-            kept = grad.detach().clone() if copies is None else copies.of(grad, True)
-            self.arrivals.append((call, path, graph_task(), kept, ()))
+            self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
         except RuntimeError:
             self._arrive(call, path, grad)
 
@@ -367,10 +365,49 @@ class PlainGradients(Gradients):
         call = self.calls
         self.calls = call + 1
         self.is_view = self.is_view or last._is_view()
+        if scope.moment is not None and self._simple and len(here()) == 1:
+            self._join(last, call)
+            return None
         scope.add(last.register_hook(Unsaved(self.arrive, call, ())))
         if len(here()) > 1 and len(last._backward_hooks or ()) > 1:  # another session may edit it
             later_site_first(last, self)
         return None
+
+    def _join(self, tensor: Tensor, call: int) -> None:
+        """Take the gradient together with the taps that know the tensor by other names, unless somebody is between."""
+        newest = next(reversed(tensor._backward_hooks.values()), None) if tensor._backward_hooks else None
+        if isinstance(newest, _Together) and newest.taps[0][0].scope is self.scope:
+            newest.taps.append((self, call))
+        else:
+            self.scope.add(tensor.register_hook(_Together(self, call)))
+
+    def take(self, call: int, copy: Tensor) -> None:
+        """The gradient, copied."""
+        if not self.arrivals:
+            self.how.log.append((self.number, None, None))
+        self.arrivals.append((call, (), graph_task(), copy, ()))
+
+
+class _Together:
+    """A hook on a tensor that has several names: its gradient is copied once."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, tap: PlainGradients, call: int) -> None:
+        self.func = tap.arrive  # by which it is known whose hook this is
+        self.taps = [(tap, call)]
+
+    def __call__(self, grad: Tensor | None) -> None:
+        try:
+            with torch._C.DisableTorchFunction():  # the session need not look at what we do
+                copy = grad.detach().clone() if type(grad) is Tensor and not modes() else None
+        except RuntimeError:
+            copy = None
+        for tap, call in self.taps:
+            if copy is not None:
+                tap.take(call, copy)
+            else:
+                tap.arrive(call, (), grad)
 
 
 class Wait:

@@ -7,23 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 
-# These hand out memory, into which something may then be written that no version counts.
-_HANDING_OUT = {
-    "data",
-    "numpy",
-    "array",
-    "dlpack",
-    "data_ptr",
-    "storage",
-    "untyped_storage",
-    "set",
-    "set_",
-    "apply_",
-    "map_",
-}
-_TO_BE_FILLED = ("empty", "zeros", "ones", "full", "new_")
 attention = F.scaled_dot_product_attention
 _names: dict[Any, str] = {}
 
@@ -43,16 +27,6 @@ def writes(func: Any) -> bool:
     """Whether an operation writes into a tensor, as far as its name says so."""
     name = operation(func)
     return name[-1:] == "_" or name == "setitem"
-
-
-def hides_writes(func: Any) -> bool:
-    """Whether, after it, memory may be written into without PyTorch's knowing, or was by it."""
-    return operation(func) in _HANDING_OUT or isinstance(func, OpOverload | OpOverloadPacket)
-
-
-def is_to_be_filled(name: str) -> bool:
-    """Whether an operation of this name makes memory that somebody may fill in another way."""
-    return name.startswith(_TO_BE_FILLED)
 
 
 def is_operation(name: str) -> bool:

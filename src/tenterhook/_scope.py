@@ -17,7 +17,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook._copies import Copies
 from tenterhook._replay import beside_checkpoints, checkpoints, graph_task, may_be_checkpointed, run_again_under
 from tenterhook._tree import can_have_gradient
 
@@ -35,7 +34,7 @@ class Scope:
     around: Collection[Any] = ()  # the checkpoints that it was opened in
     number = -1  # in the order of opening
     is_awaited = False  # whether a checkpoint may ask for its changes again
-    copies: Copies | None = None  # of values that share memory, where many are kept
+    moment: "Moment | None" = None  # where many values are kept inside a forward
     session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
 
     def __init__(self, frozen: bool) -> None:
@@ -82,6 +81,26 @@ class Scope:
         if session is not None and checkpoint not in self.around:
             self.is_awaited = True
             run_again_under(checkpoint, self.number, session.again)
+
+
+class Moment:
+    """What was copied at one moment, for all the names that a tensor has then.
+
+    Between two operations anybody may write into it, and PyTorch need not know: NumPy, a collective, an extension.
+    """
+
+    _tensor: Tensor | None = None
+    _copy: Tensor | None = None
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A copy, without a graph."""
+        if self._copy is None or self._tensor is not tensor:
+            self._tensor, self._copy = tensor, tensor.detach().clone()
+        return self._copy
+
+    def over(self) -> None:
+        """Something else runs: whatever comes after it is copied anew."""
+        self._tensor = self._copy = None
 
 
 def _without(scope: Scope) -> tuple[Scope, ...]:
