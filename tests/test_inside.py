@@ -3101,3 +3101,44 @@ def test_a_variable_takes_what_a_mode_of_the_users_returns(mode, y, may_change):
     else:
         with pytest.raises(EditError, match="no operation's own result"), edit(model, {"./y": add(10.0)}):
             model(x)
+
+
+class _Body(nn.Module):
+    def features(self, x):
+        y = x * 2
+        w = y
+        return w
+
+
+class _Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = _Body(), nn.Linear(4, 4)
+
+    def encode(self, x):
+        h = self.body.features(x)
+        return h
+
+    def forward(self, x):
+        return self.last(self.encode(x))
+
+
+class _Asking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = _Encoder(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        z = self.enc.encode(x)
+        return self.head(self.enc(z))
+
+
+@pytest.mark.parametrize(
+    "asked", [("enc/**",), ("enc/encode/h",), ("enc/**", "head"), ("enc/encode/*", "./z"), ("**/**",)]
+)
+def test_a_method_called_from_outside_is_seen_where_another_module_does_its_operations(asked):
+    model = _Asking()
+    with capture(model, *asked) as seen:
+        model(X)
+    first, second = seen.calls("enc/encode/h")
+    assert torch.equal(first, X * 2) and torch.equal(second, X * 4)

@@ -13,7 +13,7 @@ import re
 import sys
 import types
 from collections import UserDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,6 +63,7 @@ class Where:
         self.call = Call(0, {}) if call is None else call
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
+        self.is_within: bool | None = None  # whether one that is wanted runs, this or one around it; None: not known
         self.held = Held()
 
     def copy(self) -> "Where":
@@ -153,6 +154,16 @@ class Frames:
             above = self._below(frame, above)
             self._mark(frame, above)
         return above
+
+    def is_within(self, frame: Any, owners: Container[int]) -> bool:
+        """Whether a frame, or one around it, is in one of these, which are the same every time."""
+        where = self.where(frame)
+        if where.is_within is None and where is not NOWHERE:
+            around = [where]
+            while (frame := frame.f_back) is not None:
+                around.append(self._known(frame) or NOWHERE)
+            where.is_within = any(id(one.owner) in owners for one in around)
+        return bool(where.is_within)
 
     def _known(self, frame: Any) -> Where | None:
         mark = frame.f_trace

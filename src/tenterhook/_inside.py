@@ -268,7 +268,8 @@ class Inside(Mode):
             return False
         if spot is None and not here.watch:
             return True
-        return self._watches and id(self._frames.where(frame).owner) not in self._wanted
+        is_new = self._frames.is_new(frame)  # so that nobody has looked at those around it
+        return self._watches and not is_new and not self._frames.is_within(frame, self._wanted)
 
     def _came(
         self, frame: Any, spot: Spot, taker: Taker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
