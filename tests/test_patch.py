@@ -230,6 +230,23 @@ def test_the_gradient_of_one_tensor_does_not_go_into_two():
         model[0](y, y * 1, y * 1).sum().backward()
 
 
+def test_the_gradient_of_one_tensor_goes_into_each_run_at_its_own_leaf():
+    class Mix(nn.Module):
+        def forward(self, q, k):
+            return q * 2 + k * 3
+
+    model, x = nn.Sequential(Mix()), torch.ones(2, requires_grad=True)
+    with capture(model, "grad(0:in)") as seen:
+        model[0](x, x).sum().backward()
+    patch = seen.patch()
+    for given in ((x, x), (torch.ones(2), x), (x, torch.ones(2))):
+        with edit(model, patch):
+            (grad,) = torch.autograd.grad(model[0](*given).sum(), x)
+        assert grad.tolist() == [5, 5]
+    with pytest.raises(EditError, match="were one tensor"), edit(model, patch):
+        model[0](x, x * 1).sum().backward()
+
+
 def test_a_key_that_cannot_be_written_in_an_address():
     class Named(nn.Module):
         def forward(self, x):

@@ -11,6 +11,7 @@ from tenterhook._address import Address, covers, matches, parse, split_number
 from tenterhook._errors import AddressError, AmbiguousError, EditError, NotSeenError, OverwrittenError
 from tenterhook._inputs import Inputs, argument_names
 from tenterhook._keep import Entry, Log
+from tenterhook._replay import graph_task
 from tenterhook._session import Report, Session
 from tenterhook._sites import Selector, Site, resolve
 from tenterhook._tap import part_of
@@ -233,7 +234,7 @@ def _replacement(tensor: Tensor, at: Any, address: str) -> Change:
 
 def _by_leaf(changes: dict[Path, Any], tensors: dict[Path, int], depth: int) -> Function:
     """One change of a whole value whose leaves share a gradient, where they are one tensor: it must go in once."""
-    came: dict[tuple[Any, int], Path] = {}  # by call and tensor: the leaf where it went in
+    came: dict[tuple[int, Any, int], tuple[int, Path]] = {}  # by call and tensor: in which backward, and at which leaf
 
     def patch(grad: Tensor, site: Site) -> Tensor:
         leaf = site.address.leaf[depth:]
@@ -245,7 +246,9 @@ def _by_leaf(changes: dict[Path, Any], tensors: dict[Path, int], depth: int) -> 
             leaf = (same.get(leaf[0], leaf[0]), *leaf[1:])
         if leaf not in changes:
             return grad
-        if came.setdefault((site.address.call, tensors[leaf]), leaf) != leaf:
+        key, now = (id(site.module), site.address.call, tensors[leaf]), (graph_task(), leaf)
+        before, came[key] = came.get(key, now), now
+        if before[0] == now[0] and before != now:
             what = "several leaves were one tensor where this was captured, with one gradient, and here they are not"
             raise EditError(f"{what}; name the one that it shall go into, as in seen.patch('grad(attn:in[0])')")
         return changes[leaf](grad)
