@@ -1401,6 +1401,53 @@ def test_a_container_that_is_handed_on_is_the_callers():
     assert kept[0] is first and torch.cat(kept).tolist() == [0, 2, 4]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"0:in": lambda v: None}, {"0:in[0][now][0][0]": scale(1.0)}, {"grad(0:in)": scale(1.0)}],
+    ids=["all", "a leaf", "gradient"],
+)
+@pytest.mark.parametrize(
+    "again",
+    [lambda x: x, lambda x: [x], lambda x: (1, x[0]), lambda x: {"k": deque([x])}],
+    ids=["moved", "in a list", "unpacked", "deeper"],
+)
+def test_a_container_that_a_module_stores_inside_another_is_the_callers(again, changes):
+    class Stores(nn.Module):
+        def forward(self, state):
+            state["before"] = again(state["now"])
+            return state["now"][0][0] * 2
+
+    def found(x):
+        while not (isinstance(x, list) and isinstance(x[0], torch.Tensor)):
+            x = x["k"] if isinstance(x, dict) else x[-1]
+        return x
+
+    model, h = nn.Sequential(Stores()), torch.ones(2, requires_grad=True)
+    state = {"now": (own := [h],)}
+    with edit(model, changes):
+        model[0](state).sum().backward()
+    assert found(state["before"]) is own and state["now"][0] is own and len(own) == 1 and own[0] is h
+    assert type(state["before"]) is type(again(state["now"]))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,)])
+def test_an_output_that_refuses_writes_stays_as_it_is(wrap):
+    class Locked(dict):
+        def __setitem__(self, key, value):
+            raise RuntimeError("locked")
+
+    class HandsOn(nn.Module):
+        def forward(self, kept):
+            kept.append(kept[0] * 2)
+            self.out = wrap(Locked(kept=kept))
+            return self.out
+
+    model, kept = nn.Sequential(HandsOn()), [torch.ones(1)]
+    with edit(model, {"0:in": lambda v: None}):
+        assert model(kept) is model[0].out
+    assert torch.cat(kept).tolist() == [1, 2]
+
+
 def test_parts_that_are_attributes_too_are_edited_there_and_kept_as_copies():
     class Out(tuple):
         def __init__(self, parts):
@@ -1496,35 +1543,87 @@ def test_what_moves_in_a_list_is_the_callers_and_what_is_doubled_is_edited(does,
 
 
 class Registered:
-    """A class that torch.utils._pytree knows: its part is an attribute, or in one."""
+    """A class that torch.utils._pytree knows: its part is an attribute, in one, or in an object of its own."""
 
     def __init__(self, h):
         self.h, self.steps = h, 0
 
 
-class RegisteredCache:
-    def __init__(self):
-        self.layers = []
+class RegisteredList:
+    def __init__(self, layers=()):
+        self.layers = list(layers)
+
+
+class RegisteredCache(RegisteredList):
+    pass
+
+
+class Unknown:
+    def __init__(self, h):
+        self.h = h
+
+
+class InSlot:
+    __slots__ = ("h",)
+
+
+class RegisteredSlot(InSlot):
+    def __init__(self, h, note=None):
+        self.h = h
+        if note:
+            self.note = note
 
 
 pytree.register_pytree_node(Registered, lambda r: ([r.h], None), lambda parts, _: Registered(*parts))
-pytree.register_pytree_node(RegisteredCache, lambda r: (list(r.layers), None), lambda parts, _: RegisteredCache())
+pytree.register_pytree_node(RegisteredList, lambda r: (list(r.layers), None), lambda parts, _: RegisteredList(parts))
+pytree.register_pytree_node(
+    RegisteredCache,
+    lambda r: ([layer.h for layer in r.layers], None),
+    lambda parts, _: RegisteredCache(map(Unknown, parts)),
+)
+pytree.register_pytree_node(
+    RegisteredSlot, lambda r: ([r.h], vars(r).get("note")), lambda parts, note: RegisteredSlot(*parts, note)
+)
 
 
 def test_what_a_module_does_to_a_registered_class_is_done_to_the_callers():
     class Steps(nn.Module):
-        def forward(self, x, state, cache):
-            cache.layers.append(x)
-            state.h, state.steps = state.h + x, state.steps + 1
-            return state.h * len(cache.layers)
+        def forward(self, x, state, cache, slot, some):
+            cache.layers.append(Unknown(x))
+            some.layers.append(x)
+            state.h, state.steps, slot.h = state.h + x, state.steps + 1, slot.h * 3
+            return state.h * len(cache.layers) * len(some.layers)
 
-    model, x = nn.Sequential(Steps()), torch.ones(2)
-    for changes in ({"0:in": lambda v: None}, {"0:in[1][0]": scale(1.0)}, {"0:in[0]": scale(1.0)}):
-        state, cache = Registered(x * 2), RegisteredCache()
+    model, x = nn.Sequential(Steps()), torch.ones(2, requires_grad=True)
+    grad, part = {"grad(0:in)": scale(1.0)}, {"0:in[1][0]": scale(1.0), "0:in[3][0]": scale(1.0)}
+    for changes in ({"0:in": lambda v: None}, part, {"0:in[0]": scale(1.0)}, grad):
+        state, cache, some = Registered(x * 2), RegisteredCache(), RegisteredList([x])
+        layers, slot = some.layers, RegisteredSlot(x * 1, "a note")
         with edit(model, changes):
-            outs = [model[0](x, state, cache).tolist() for _ in range(2)]
-        assert outs == [[3, 3], [8, 8]] and state.steps == 2 and len(cache.layers) == 2
-        assert state.h.tolist() == [4, 4]
+            outs = [model[0](x, state, cache, slot, some) for _ in range(2)]
+            sum(outs).sum().backward()
+        assert [out.tolist() for out in outs] == [[6, 6], [24, 24]] and state.steps == 2 and len(cache.layers) == 2
+        assert state.h.tolist() == [4, 4] and slot.h.tolist() == [9, 9] and slot.note == "a note"
+        assert some.layers is layers and len(layers) == 3 and layers[0] is x
+
+
+@pytest.mark.parametrize(
+    "made", [lambda h: RegisteredList([h]), lambda h: RegisteredSlot(h), lambda h: RegisteredSlot(h, "a note")]
+)
+def test_a_write_into_a_registered_class_reaches_nobody_else(made):
+    class Makes(nn.Module):
+        def forward(self, x):
+            self.h = x * 2
+            return made(self.h)
+
+    def write(value):
+        pytree.tree_leaves(value)[0].mul_(10)
+
+    model, x = nn.Sequential(Makes()), torch.ones(2)
+    with edit(model, {"0": write}), capture(model, "0") as seen:
+        (out,) = pytree.tree_leaves(model(x))
+    assert out.tolist() == [20, 20] and model[0].h.tolist() == [2, 2]
+    assert pytree.tree_leaves(seen["0"])[0].tolist() == [20, 20]
 
 
 class Batch(MutableMapping):

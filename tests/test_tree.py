@@ -240,13 +240,45 @@ def test_nodes_that_refer_to_each_other_are_walked_once_on_each_way():
     assert [path for path, _ in leaves(twin[0])] == ways
 
 
-def test_a_class_whose_parts_are_not_its_attributes_is_no_container():
-    class Cache:
-        def __init__(self):
-            self.layers = [a, b]
+class Held:
+    """Holds its tensors in one of many ways, and is known to torch.utils._pytree by its tensors alone."""
 
-    pytree.register_pytree_node(Cache, lambda c: (list(c.layers), None), lambda c, _: Cache())
-    assert not list(leaves((Cache(), 1)))
-    assert isinstance(rebuild([Cache()], lambda _, tensor: tensor)[0], Omitted)
-    cache = Cache()
+    __slots__ = ("__dict__", "slot")
+
+
+def held(*, slot=None, **attributes):
+    made = Held()
+    vars(made).update(attributes)
+    made.slot = slot
+    return made
+
+
+class Layer:
+    def __init__(self, h):
+        self.h = h
+
+
+def _flat(one):
+    everything = (one.slot, *vars(one).values())
+    lists = [x if isinstance(x, list) else list(x.values()) if isinstance(x, dict) else [x] for x in everything]
+    return [x.h if isinstance(x, Layer) else x for part in lists for x in part if isinstance(x, (Layer, torch.Tensor))]
+
+
+pytree.register_pytree_node(Held, lambda one: (_flat(one), None), lambda parts, _: held(ts=list(parts)))
+
+
+def test_a_class_whose_parts_are_in_its_attributes_is_a_container():
+    for one in (held(x=a, y=b), held(ts=[a, b], of=print), held(ts={"a": a, "b": b}), held(slot=a, ts=[b], of=print)):
+        assert [id(tensor) for _, tensor in leaves((one, 1))] == [id(a), id(b)]
+    cycle = held(ts=[a])
+    cycle.ts.append(cycle.ts)
+    assert [id(tensor) for _, tensor in leaves(cycle)] == [id(a)]
+    twin = rebuild([held(ts=[a, b], n=3)], lambda _, tensor: tensor * 2)[0]
+    assert type(twin) is Held and twin.n == 3 and torch.equal(twin.ts[1], b * 2)
+
+
+def test_a_class_whose_parts_are_in_objects_of_its_own_is_no_container():
+    cache = held(layers=[Layer(a), Layer(b)])
+    assert not list(leaves((cache, 1)))
+    assert isinstance(rebuild([cache], lambda _, tensor: tensor)[0], Omitted)
     assert rebuild([cache], lambda _, tensor: tensor, opaque=itself)[0] is cache

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 from tenterhook._address import Leaf
-from tenterhook._tree import Ids, children, is_registered, leaves, shape_of, with_own
+from tenterhook._tree import Ids, children, is_registered, leaves, shape_of, slots_of, with_own
 
 _SEQUENCES = (list, deque)
 
@@ -50,13 +50,13 @@ class _Container:
 
     def __init__(self, original: Any, standin: Any) -> None:
         self.original, self.standin = original, standin
-        self._before = dict(children(standin))
+        self._before = _content(standin)
         self._attributes = _attributes(standin)
 
     def carry_back(self, own: dict[int, Any], anywhere: dict[int, Any]) -> None:
         """Do to the original what was done to this one since."""
         is_sequence = isinstance(self.original, _SEQUENCES)
-        before, now = _as_own(self._before, dict(children(self.standin)), own, anywhere, is_sequence)
+        before, now = _as_own(self._before, _content(self.standin), own, anywhere, is_sequence)
         if is_sequence:
             _change_sequence(self.original, list(before.values()), list(now.values()))
         elif isinstance(self.original, MutableMapping):
@@ -66,10 +66,9 @@ class _Container:
                 self.original.clear()
                 for key in (*(key for key in content if key not in now), *(key for key in now if key in content)):
                     self.original[key] = content[key]
-        else:  # a dataclass, frozen or with slots
+        else:
             for name in (name for name, x in now.items() if before.get(name, now) is not x):
-                if hasattr(self.standin, str(name)):
-                    object.__setattr__(self.original, str(name), now[name])
+                object.__setattr__(self.original, name, now[name])
         if self._attributes is not None:
             _change(vars(self.original), *_as_own(self._attributes, vars(self.standin), own, anywhere))
 
@@ -78,9 +77,12 @@ def _structures(old: Any, new: Any, around: Ids = ()) -> Iterator[tuple[Any, Any
     """Each structure of which another has taken the place, and that."""
     if old is new or isinstance(old, Tensor) or id(old) in around:
         return
-    own, standin = dict(children(old)), dict(children(new))
+    own, standin = dict[Any, Any](children(old)), dict[Any, Any](children(new))
     if own or _can_be_changed(old):
         yield old, new
+    if is_registered(old):  # what it holds its parts in
+        own |= _attributes(old) or {}
+        standin |= _attributes(new) or {}
     for key in own.keys() & standin.keys():
         yield from _structures(own[key], standin[key], (*around, id(old)))
 
@@ -100,13 +102,18 @@ def _as_own(
         if not is_own and moved[id(x)]:
             moved[id(x)] -= 1
             is_own = True
-        after[key] = own.get(id(x), x) if is_own else x
+        after[key] = own.get(id(x), x) if is_own else with_own(x, anywhere)
     return {key: own.get(id(x), x) for key, x in before.items()}, after
 
 
 def _can_be_changed(value: Any) -> bool:
     is_class = is_dataclass(value) or (is_registered(value) and not isinstance(value, tuple))
     return is_class or isinstance(value, (*_SEQUENCES, MutableMapping))
+
+
+def _content(value: Any) -> dict[Any, Any]:
+    """What is in a container; of an object, what is in its slots."""
+    return dict(children(value)) if isinstance(value, (*_SEQUENCES, MutableMapping)) else slots_of(value)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

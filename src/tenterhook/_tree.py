@@ -6,14 +6,16 @@
     rebuild(value, f)                 f(path, tensor) at every leaf; the containers keep their types
 
 Tuples, lists, dicts, namedtuples, dataclasses, Hugging Face's ModelOutput, and types registered with
-torch.utils._pytree whose parts are their attributes. Anything else is opaque: it is not looked into, and `rebuild`
-puts a note in its place unless it is a plain constant, so that keeping a structure never keeps what was not asked for.
+torch.utils._pytree, unless they hold their parts in objects of their own. Anything else is opaque: it is not looked
+into, and `rebuild` puts a note in its place unless it is a plain constant, so that keeping a structure never keeps
+what was not asked for.
 """
 
 import copy
+import copyreg
 import dataclasses
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +34,11 @@ _CONSTANTS = (str, bytes, bool, int, float, complex, torch.dtype, torch.device, 
 
 def noted(value: Any) -> Any:
     """What a kept structure has in place of something that is no tensor: a constant itself, or a note."""
-    return value if value is None or isinstance(value, _CONSTANTS) else Omitted(value)
+    return value if _is_constant(value) else Omitted(value)
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, _CONSTANTS)
 
 
 class Omitted:
@@ -132,7 +138,7 @@ def with_own(value: Any, own: dict[int, Any], around: Ids = ()) -> Any:
         return value
     for key, child in children(value):
         if (new := with_own(child, own, (*around, id(value)))) is not child:
-            with suppress(TypeError):  # somebody's class, which cannot be made anew
+            with suppress(Exception):  # somebody's class, which cannot be made anew or refuses writes
                 if isinstance(value, (list, deque, MutableMapping)):
                     value[key] = new  # type: ignore[index]
                 elif dataclasses.is_dataclass(value):
@@ -147,7 +153,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         size = "×".join(map(str, shape_of(value))) or "scalar"
         return f"{size} {str(value.dtype).removeprefix('torch.')}"
-    if value is None or isinstance(value, _CONSTANTS):
+    if _is_constant(value):
         return repr(value)
     keys = [key for key, _ in children(value)]
     return f"{type(value).__name__}({', '.join(map(str, keys))})" if keys else type(value).__name__
@@ -192,7 +198,7 @@ def children(value: Any) -> list[tuple[Leaf, Any]]:
             parts = [(_key(entry), child) for entry, child in keyed]
         else:
             parts = list(enumerate(node.flatten_fn(value)[0]))
-        return parts if _are_attributes(value, parts) else []
+        return parts if _is_container(value) or _holds_openly(value, parts) else []
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
@@ -206,10 +212,39 @@ def is_registered(value: Any) -> bool:
     return type(value) in pytree.SUPPORTED_NODES
 
 
-def _are_attributes(value: Any, parts: list[tuple[Leaf, Any]]) -> bool:
-    """Whether the parts of somebody's class are its attributes. If not, as of a cache, it is no mere container."""
-    known = set(map(id, getattr(value, "__dict__", {}).values()))
-    return isinstance(value, (tuple, list)) or not known or all(id(part) in known for _, part in parts)
+def slots_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that are in slots."""
+    return {name: getattr(value, name) for name in copyreg._slotnames(type(value)) if hasattr(value, name)}  # type: ignore[attr-defined]
+
+
+def _holds_openly(value: Any, parts: list[tuple[Leaf, Any]]) -> bool:
+    """Whether somebody's class has its parts in its attributes, or in lists, dicts or the like there.
+
+    If they are in other objects, as in those of a cache, what a module does to them could not be done to the caller's.
+    """
+    attributes = [*getattr(value, "__dict__", {}).values(), *slots_of(value).values()]
+    if {id(part) for _, part in parts} <= set(map(id, attributes)):  # most classes are that plain
+        return True
+    wanted = {id(x): x for x in _inside(part for _, part in parts) if not _is_container(x)}
+    has_objects = False
+    for x in _inside(attributes):
+        wanted.pop(id(x), None)
+        if not wanted:
+            return True
+        has_objects |= not (isinstance(x, Tensor) or _is_container(x) or is_registered(x) or children(x))
+    return not has_objects
+
+
+def _inside(things: Iterable[Any]) -> Iterator[Any]:
+    """Some things that are no constants, then what is in them, each once; not what pytree alone can look into."""
+    todo, known = deque(things), dict[int, Any]()
+    while todo:
+        x = todo.popleft()
+        if id(x) not in known and not _is_constant(x):
+            known[id(x)] = x
+            yield x
+            if not isinstance(x, Tensor) and (_is_container(x) or not is_registered(x)):
+                todo += [child for _, child in children(x)]
 
 
 def _child(value: Any, key: Leaf) -> Any:
