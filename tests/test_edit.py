@@ -1430,6 +1430,19 @@ def test_a_container_that_a_module_stores_inside_another_is_the_callers(again, c
     assert type(state["before"]) is type(again(state["now"]))
 
 
+@pytest.mark.parametrize("change", [{"0:in[0][h]": scale(1.0)}, {"0:in": lambda v: None}], ids=["a leaf", "all"])
+def test_a_container_that_a_module_stores_in_another_argument_is_the_callers(change):
+    class Stores(nn.Module):
+        def forward(self, state, history):
+            history["all"].append((state, state["h"]))
+            return state["h"] * 2
+
+    model, state, every = nn.Sequential(Stores()), {"h": torch.ones(2)}, []
+    with edit(model, change):
+        model[0](state, {"all": every})
+    assert len(every) == 1 and every[0][0] is state
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,)])
 def test_an_output_that_refuses_writes_stays_as_it_is(wrap):
     class Locked(dict):

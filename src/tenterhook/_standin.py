@@ -24,6 +24,7 @@ class Standins:
         self._tensors = [(a, _state(a), b) for a, b in pairs if a is not b]
         self._structures = list(_structures(old, new))
         self._containers = [_Container(a, b) for a, b in self._structures if type(a) is type(b) and _can_be_changed(a)]
+        self._given = old if self._containers else None
         self._own = {id(a): b for a, _, b in self._tensors}  # by the id of what takes its place
         self._own |= {id(b): a for a, b in self._structures}
 
@@ -40,8 +41,9 @@ class Standins:
         containers = {id(one.standin): one.original for one in self._containers}
         for one in self._containers:
             one.carry_back(self._own, containers)
-        if new is None and containers:  # a module may hand one on: that is the caller's
-            new = with_own(output, containers)
+        if containers:  # a module may put one into another argument, or hand it on: that is the caller's
+            with_own(self._given, containers)
+            new = with_own(output, containers) if new is None else new
         return None if new is output else new
 
 
