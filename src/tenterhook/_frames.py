@@ -240,7 +240,7 @@ def asker(frame: Any) -> Any:
         if code is _handler:
             frame = frame.f_back.f_back
         elif _passes_on(code.co_filename, code.co_name) or (
-            code.co_name == "__torch_function__" and spots(code).hands_on(frame.f_lasti)  # a mode of the user's
+            code.co_name == "__torch_function__" and not spots(code).keeps(frame.f_lasti)  # a mode of the user's
         ):
             frame = frame.f_back
         else:

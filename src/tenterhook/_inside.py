@@ -203,8 +203,6 @@ class Inside(Mode):
             frame = asker(frame)
             here = self._known(frame.f_code)
         if here.spots is None:  # torch's own doings, or ours
-            if frame.f_code.co_name == "__torch_function__":
-                self._doubt(frame)
             return func(*args, **kwargs) if kwargs else func(*args)
         here.ran = True
         spot = self._spot(here, frame.f_lasti)
@@ -540,16 +538,6 @@ class Inside(Mode):
             self._hands_up = any(pattern.is_of_helpers for patterns in self._wanted.values() for pattern in patterns)
             self._running.clear()
             self._set_alert()
-
-    def _doubt(self, mode: Any) -> None:
-        """A mode of the user's makes something of an operation's result: a variable may take that, and nobody tells."""
-        if spots(mode.f_code)[mode.f_lasti].called not in mode.f_code.co_varnames[1:2]:
-            return
-        frame = asker(mode.f_back)
-        here = self._known(frame.f_code)
-        if here.spots is not None and (offset := here.spots[frame.f_lasti].offset) in here.spots.proven:
-            here.spots.proven.remove(offset)
-            self._set_watch(here)
 
     def _set_alert(self) -> None:
         """While a function runs whose variables are looked after, or may do, every operation counts."""

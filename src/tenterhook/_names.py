@@ -191,20 +191,21 @@ class Spots(dict[int, Spot]):
         here = self._steps[: max(self._steps.running(before), 0)]
         return not any(step.jump is not None for step in here) and name in map(self._stored, range(len(here)))
 
-    def hands_on(self, lasti: int) -> bool:
-        """Whether what is made at a place is what the function returns, as it is: `y = f(x); log(y); return y`."""
+    def keeps(self, lasti: int) -> bool:
+        """Whether what is made at a place stays in a function mode: `log(y.abs())`, but not `func(x)`."""
         spot, steps = self[lasti], self._steps
-        if spot.exit is not None or not isinstance(spot.taker, str):
-            return spot.exit == Exit()
-        ends = (i for i, step in enumerate(steps) if step.op.startswith("RETURN_") and step.offset > spot.offset)
-        waiting = [k for i in ends for k in steps.before(i)]
-        while waiting:
-            k = waiting.pop()
-            if steps[k].op == "JUMP_FORWARD":
-                waiting += steps.before(k)
-            elif (steps[k].op, steps[k].argument) != ("LOAD_FAST", spot.taker):
+        at = steps.running(lasti)
+        if steps[at].op.startswith("CALL"):
+            called = steps.callee(at)
+            if called is None or steps[called].argument in ("__torch_function__", *self.code.co_varnames[1:2]):
                 return False
-        return len(self._stores[spot.taker]) == 1
+        return spot.exit is None and spot.variables.isdisjoint(self._returned)
+
+    @cached_property
+    def _returned(self) -> set[str]:
+        """The variables and attributes that the function returns, as they are."""
+        paths = ((self._steps.path(i), self._steps.exit(i + 1)) for i in range(len(self._steps)))
+        return {path for path, leaves_by in paths if path is not None and leaves_by is not None}
 
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
