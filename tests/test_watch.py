@@ -268,6 +268,58 @@ def test_two_losses_that_are_scaled_before_the_first_step(tmp_path):
     assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
 
 
+def nested(a, b):
+    scaled = torch.amp.GradScaler("cpu", init_scale=32.0).scale([a, (b,)])  # the scaler itself is gone then
+    return scaled[0] / 4 * 4 + scaled[1][0]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [  # of the losses of two models and two scalers: what each optimizer steps by
+        lambda a, b, s, t: [[s.scale(a)], [b]],
+        lambda a, b, s, t: [[b], [s.scale(a)]],
+        lambda a, b, s, t: [[s.scale(a)], [t.scale(b)]],
+        lambda a, b, s, t: [[s.scale(a), b]],
+        lambda a, b, s, t: [[b, s.scale(a), t.scale(a) * 0]],
+        lambda a, b, s, t: [[t.scale(outputs=b), s.scale(a)]],
+        lambda a, b, s, t: [[torch.stack([*s.scale({0: a, 1: b}.values())]).view(1, 2).sum()]],
+        lambda a, b, s, t: [[nested(a, b)]],
+    ],
+)
+def test_what_is_scaled_is_divided_and_nothing_else(tmp_path, groups):
+    model, losses = nn.ModuleList([net(), net()]), []
+    optimizers = [torch.optim.SGD(one.parameters(), lr=1e-4) for one in model]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (64.0, 8.0)]
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(4):
+            a, b = (F.cross_entropy(one(x), y) for one in model)
+            losses.append((a + b).item())
+            for group, optimizer in zip(groups(a, b, *scalers), optimizers, strict=False):
+                for loss in group:
+                    loss.backward(retain_graph=True)
+                optimizer.step()
+                model.zero_grad()
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
+def test_gradients_of_a_loss_that_is_not_scaled_after_one_that_is(tmp_path):
+    model, true = nn.ModuleList([net(), net()]), []
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in model]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(4):
+            model.zero_grad()
+            scaler.scale(F.cross_entropy(model[0](x), y)).backward()
+            scaler.step(optimizers[0])
+            scaler.update()
+            loss = F.cross_entropy(logits := model[1](x), y)
+            true.append(torch.autograd.grad(loss, logits, retain_graph=True)[0])
+            loss.backward()
+            optimizers[1].step()
+    for step in range(4):
+        agrees(rows(run.open(), step=step, site="1.4", what="output_grad")[0], true[step])
+
+
 def test_a_script_is_made_as_without_us_and_the_hooks_stay(tmp_path):
     model, twin, data = net(), net(), batches(6)
     twin.load_state_dict(model.state_dict())

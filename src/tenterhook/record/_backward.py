@@ -1,9 +1,9 @@
 """What a backward pass was called on, found from inside it, without patching anything."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch.autograd import graph
 _ENGINE = graph._engine_run_backward.__code__
 # What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
 _AROUND = ("MulBackward0", "DivBackward0", "ToCopyBackward0", "AddBackward0", "MeanBackward0", "AliasBackward0")
+_SCALE = "tenterhook.scale"  # in the metadata of a node
+_NEAR = 50  # nodes to look at
 
 
 def outermost_backward() -> FrameType | None:
@@ -41,21 +43,44 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def asked_for(frame: FrameType) -> tuple[bool, Tensor | None]:
+def asked_for(frame: FrameType, scales: bool) -> tuple[bool, Tensor | None, Tensor | None]:
     """Whether a backward pass is one of autograd.grad(), as for a penalty; if not, the scalar that it was called on.
 
-    Of several it is their sum, for that is what the gradient is of.
+    Of several it is their sum, for that is what the gradient is of. And its scale, if it was scaled: `scales` tells
+    whether anything was.
     """
     values = frame.f_locals  # of torch's own function, which is over soon
     if not values.get("kwargs", {}).get("accumulate_grad", True):
-        return True, None
+        return True, None, None
     outputs = values.get("t_outputs", ())
+    scale = _scale_of(outputs) if scales else None
     for one in outputs:
         if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex() or one.device != outputs[0].device:
-            return False, None
+            return False, None, scale
     if len(outputs) == 1:
-        return False, outputs[0]
-    return False, torch.stack([one.detach().view(()) for one in outputs]).sum()
+        return False, outputs[0], scale
+    return False, torch.stack([one.detach().view(()) for one in outputs]).sum(), scale
+
+
+def note_scale(output: Any, scale: Tensor) -> None:
+    """Have the graph know that something was scaled: that lasts as long as it does, and goes where it goes."""
+    for one in output if isinstance(output, list | tuple) else (output,):
+        node: Any = getattr(one, "grad_fn", None)
+        if node is not None:
+            node.metadata[_SCALE] = scale
+        elif one is not output:
+            note_scale(one, scale)
+
+
+def _scale_of(outputs: Iterable[Any]) -> Tensor | None:
+    """With which scale a GradScaler has scaled something, or what was made of that: it is not far."""
+    nodes: list[Any] = [getattr(one, "grad_fn", None) for one in outputs]
+    for node in nodes:
+        if node is not None and _SCALE in node.metadata:
+            return cast(Tensor, node.metadata[_SCALE])
+        if node is not None and len(nodes) < _NEAR:
+            nodes += [one for one, _ in node.next_functions]
+    return None
 
 
 def classes_of(loss: Tensor) -> int | None:

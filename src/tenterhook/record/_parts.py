@@ -131,10 +131,10 @@ class Pending:
         step.scale = scale if scale is not None else step.scale
         losses = []
         for key, value in facts.items():
-            if isinstance(key, tuple):
+            if isinstance(key, tuple) and key[0] != "scale":
                 name, which, *_ = key
                 if name == "loss":
-                    losses.append(value / (scale or 1.0))
+                    losses.append(value / (facts.get(("scale", which)) or 1.0))
                 else:
                     found = getattr(step, name)
                     found[which] = max(value, found.get(which, value))  # of the uses of one module, the worst

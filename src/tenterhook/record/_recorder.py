@@ -22,7 +22,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
 from tenterhook._replay import graph_task
-from tenterhook.record._backward import asked_for, classes_of, outermost_backward
+from tenterhook.record._backward import asked_for, classes_of, note_scale, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import guarded, uninterrupted
 from tenterhook.record._models import MOST_MODELS, Models
@@ -84,8 +84,8 @@ class Recorder:
         self._globals: list[Any] = []
         self._everything = False  # whether whatever is called counts
         self._hooks = Placed(self)
-        self._scaler: Any = None  # a reference to that of the last backward pass, if it had one
-        self._scaled = False  # whether one has scaled something, since the last step
+        self._scale: Tensor | None = None  # that of the last backward pass, if a GradScaler had one for it
+        self._scales = False  # whether there was any
         self._last_loss: Any = None
         self._new_until = 0  # the step after the first one of the newest optimizer
         self._began_in = -1  # the backward pass in which the part has begun
@@ -189,29 +189,34 @@ class Recorder:
         if task in self.micro.tasks or task in self.micro.asking:
             return
         frame = outermost_backward()
-        only_asks, loss = (False, None) if frame is None else asked_for(frame)
+        only_asks, loss, scale = asked_for(frame, self._scales) if frame is not None else (False, None, self._scale)
         if only_asks:
             self.micro.asking.add(task)
             return
         self.micro.tasks.add(task)
+        if not self.micro.has_scale:
+            self._scale = scale
         if self._ready and is_stepping(frame):  # a closure that is called again: the first one's loss counts
             return
         if loss is None or (self._last_loss is not None and self._last_loss() is loss):
             return
         self._last_loss = weakref.ref(loss)  # itself it would keep the graph alive
-        if not self._scaled:
-            self._scaler = None
         self._note_scale()
         self.micro.scalars.add(("loss", len(self.micro.tasks)), loss)
+        if scale is not None:
+            self.micro.scalars.add(("scale", len(self.micro.tasks)), scale)
         if self.steps <= self._new_until and self.part.classes is None:
             self.part.classes = classes_of(loss)
 
     @guarded
-    def scaled(self, scaler: Any) -> None:
-        """A GradScaler scales something: a loss of this step."""
-        if scaler.is_enabled():
-            self._scaler = weakref.ref(scaler)
-            self._scaled = True
+    def scaled(self, scaler: Any, output: Any) -> None:
+        """A GradScaler has scaled something: a loss, most likely."""
+        scale = getattr(scaler, "_scale", None)
+        if scale is not None and scaler.is_enabled():
+            self._scales = True
+            if not self.micro.has_scale:
+                self._scale = scale
+            note_scale(output, scale)
 
     @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -355,7 +360,6 @@ class Recorder:
         self._pending.append(step)
         self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
         self.steps += 1
-        self._scaled = False
         # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
         self._samples += step.sampled
         if self._samples >= _SAMPLES or len(self._pending) >= _TOGETHER or now - self._drained > _WAIT:
@@ -478,13 +482,12 @@ class Recorder:
         return self._has_optimizer
 
     def _note_scale(self, optimizer: Optimizer | None = None) -> None:
-        scale = getattr(self._scaler(), "_scale", None) if self._scaler is not None else None
-        if scale is None:
+        if self._scale is None:
             return
         key = "scale after" if self.micro.has_scale else "scale"
         if optimizer is not None or key == "scale":
             self.micro.has_scale = True
-            self.micro.scalars.add(key, scale)
+            self.micro.scalars.add(key, self._scale)
         found = getattr(optimizer, "found_inf", None)
         if found is not None:
             self.micro.scalars.add("skipped", found)

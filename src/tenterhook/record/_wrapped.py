@@ -42,10 +42,14 @@ def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
     """Wrap those that are not yet wrapped, for these recorders."""
 
     def scale(inner: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            for recorder in recorders():
-                recorder.scaled(scaler)
-        return inner(scaler, *args, **kwargs)
+        def told(output: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                for recorder in recorders():
+                    recorder.scaled(scaler, output)
+            return output
+
+        output = inner(scaler, *args, **kwargs)
+        return map(told, output) if type(output) is map else told(output)  # `losses.values()` are scaled one by one
 
     def script(inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
