@@ -320,6 +320,23 @@ def test_gradients_of_a_loss_that_is_not_scaled_after_one_that_is(tmp_path):
         agrees(rows(run.open(), step=step, site="1.4", what="output_grad")[0], true[step])
 
 
+def test_what_we_wrap_may_be_called_by_keywords(tmp_path):
+    model, losses = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(3):
+            loss = F.cross_entropy(model(x), y)
+            torch.amp.GradScaler.scale(self=scaler, outputs=loss).backward()
+            optimizer.step()
+            losses.append(loss.item())
+        script = torch.jit._recursive.create_script_module(
+            nn_module=model, stubs_fn=torch.jit._recursive.infer_methods_to_compile
+        )
+        assert torch.equal(script(x), model(x))
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(losses)
+
+
 def test_a_script_is_made_as_without_us_and_the_hooks_stay(tmp_path):
     model, twin, data = net(), net(), batches(6)
     twin.load_state_dict(model.state_dict())

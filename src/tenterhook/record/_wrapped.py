@@ -41,22 +41,24 @@ class Wrapped:
 def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
     """Wrap those that are not yet wrapped, for these recorders."""
 
-    def scale(inner: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+    def scale(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scaler = args[0] if args else kwargs.get("self")
+
         def told(output: Any) -> Any:
             if not torch.compiler.is_compiling():
                 for recorder in recorders():
                     recorder.scaled(scaler, output)
             return output
 
-        output = inner(scaler, *args, **kwargs)
+        output = inner(*args, **kwargs)
         return map(told, output) if type(output) is map else told(output)  # `losses.values()` are scaled one by one
 
-    def script(inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def script(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for recorder in recorders():
                 stack.enter_context(recorder.lock)  # in another thread a step may begin or end
-            stack.enter_context(_without_hooks(module))
-            return inner(module, *args, **kwargs)
+            stack.enter_context(_without_hooks(args[0] if args else kwargs["nn_module"]))
+            return inner(*args, **kwargs)
 
     classes: list[Any] = [GradScaler]
     for one in classes:
