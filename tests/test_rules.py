@@ -371,10 +371,10 @@ def test_losses_that_were_not_seen_are_not_clean(rule):
 
 
 def not_falling(*trainings):
-    """What is said of losses, given as where each training begins, where it ends, and of how many classes it is."""
+    """What is said of losses: where each training begins and ends, of how many classes it is, how long it is."""
     judge = Judge([one for one in all_rules() if one.name == "loss not falling"])
-    for serial, (first, last, classes) in enumerate(trainings, 1):
-        for k in range(300):
+    for serial, (first, last, classes, *steps) in enumerate(trainings, 1):
+        for k in range(*steps or (300,)):
             loss = first + (last - first) * min(k, 100) / 100
             judge.look(
                 Step(300 * serial + k, loss, optimizers=frozenset((serial,)), classes=classes if k == 1 else None)
@@ -387,6 +387,13 @@ def test_each_training_has_to_make_its_loss_fall():
     assert not_falling((2.3, 0.1, 10), (9.0, 9.0, None)) == [(799, "note")]  # another kind of loss
     assert not_falling((2.3, 0.1, 10), (2.3, 0.1, 10), (2.3, 2.5, 10)) == [(1099, "warn")]
     assert not_falling((2.3, 0.5, 10), (0.5, 0.5, 10), (0.5, 0.6, None)) == []  # it goes on with another optimizer
+
+
+@pytest.mark.parametrize("steps", [150, 300])
+def test_stages_with_an_optimizer_each_are_one_training(steps):
+    assert not_falling((2.3, 2.12, 10, steps), (2.12, 2.115, 10), (2.115, 2.114, 10)) == []
+    assert not_falling((2.3, 2.12, 10, steps), (2.3, 2.29, 10)) == [(799, "warn")]
+    assert not_falling((2.3, 2.29, 10, steps), (2.29, 2.28, 10))[-1] == (799, "warn")  # none of it learns
 
 
 def test_a_loss_that_begins_below_zero_may_rise():

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Iterator
 
 from tenterhook.record._rule import Checked, Finding
@@ -15,7 +16,8 @@ class LossNotFalling(Checked):
 
     A classifier that begins below chance was trained before, and may have little to gain. Of other losses that is not
     known, so one that just stays is no more than a note. So is one that begins below zero, as that of a policy does.
-    A new optimizer begins another training, but one with a loss lower than that of the first goes on with its model.
+    A new optimizer begins another training. It goes on with the model of one before if its loss begins lower than that
+    began, or rather where that had ended.
     """
 
     name = "loss not falling"
@@ -25,8 +27,10 @@ class LossNotFalling(Checked):
     def __init__(self) -> None:
         self._newest = 0  # of the optimizers
         self._done = False  # with what it trains
-        self._began = -math.inf  # with which loss the first one did
+        self._began = -math.inf  # with which loss those before did
+        self._ended = math.inf  # and the last of them
         self._losses: list[float] = []
+        self._recent: deque[float] = deque(maxlen=_LAST)
         self._rates: list[float] = []
         self._look_at = _LOOK_AT
         self._classes: int | None = None
@@ -41,9 +45,15 @@ class LossNotFalling(Checked):
         """Once for each training."""
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another one begins
             self._newest, self._done, self._classes, self._look_at = newest, False, None, _LOOK_AT
-            self._losses.clear()
-            self._rates.clear()
-        if step.loss is None or not math.isfinite(step.loss) or self._done or self._several:
+            if self._losses:
+                self._began = max(self._began, statistics.fmean(self._losses[:_FIRST]))
+                self._ended = statistics.fmean(self._recent)
+            for some in (self._losses, self._rates, self._recent):
+                some.clear()
+        if step.loss is None or not math.isfinite(step.loss) or self._several:
+            return
+        self._recent.append(step.loss)
+        if self._done:
             return
         self._classes = self._classes or step.classes
         if len(step.optimizers) > 1 and len(step.losses) > 1:  # as in a GAN
@@ -65,8 +75,9 @@ class LossNotFalling(Checked):
         rises = last > first + 0.1 * abs(first)
         if first < self._began - 0.1 * abs(self._began):
             return
-        self._began = max(self._began, first)
-        if last <= first - _FALL * abs(first) or (chance and first < 0.75 * chance and not rises):
+        if _is_below(self._ended, self._began) and abs(first - self._ended) < abs(first - self._began):
+            return
+        if _is_below(last, first) or (chance and first < 0.75 * chance and not rises):
             return
         text = f"{last:.4g} over the last {_LAST} of {len(self._losses)} steps, {first:.4g} over the first {_FIRST}"
         why = "after so many steps a model that learns anything shows it"
@@ -76,3 +87,7 @@ class LossNotFalling(Checked):
         else:
             then += "; a model that was trained before may just have little to gain, and the loss of a policy rise"
             yield Finding(self.name, "note", step.number, text, None, why, then)
+
+
+def _is_below(loss: float, other: float) -> bool:
+    return loss <= other - _FALL * abs(other)
