@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import math
 import sys
 import threading
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import watch
+from tenterhook import open_run, watch
 from tenterhook.record import _placed
 from tenterhook.record._hooks import axis_of_units
+from tenterhook.record._watch import Options, Recording
 from tenterhook.stats import _native
 from tests.conftest import ours
 
@@ -373,6 +375,23 @@ def test_an_encoder_layer_is_traced_as_without_us(tmp_path):
         optimizer.step()
         with torch.no_grad():
             assert torch.jit.trace(model.eval(), x).code == torch.jit.trace(twin.eval(), x).code
+
+
+@pytest.mark.parametrize("discover", [False, True])
+def test_what_is_traced_before_there_is_an_optimizer_is_no_step(tmp_path, discover):
+    gc.collect()  # the optimizers of other tests
+    model, data = net(), batches(4)
+    recording = Recording(tmp_path / "run", Options(every=1), None, ["x"])
+    recording.recorder.install(() if discover else [("model", model)], discover=discover)
+    try:
+        traced = torch.jit.trace(model, data[0][0])
+        losses = train(traced if discover else model, data)
+    finally:
+        recording.close("exit 0")
+    found = open_run(tmp_path / "run")
+    assert found.steps()["loss"].to_pylist() == pytest.approx(losses)
+    assert len(found.models) == 1
+    assert [row["count"] for row in rows(found, what="input")] == [x.numel() for x, _ in data]
 
 
 def test_a_script_can_be_trained(tmp_path):
@@ -867,7 +886,6 @@ def test_a_layer_that_is_exchanged_is_recorded(tmp_path, every):
 
 
 def test_models_are_let_go(tmp_path):
-    import gc
     import weakref
 
     def watched():

@@ -31,7 +31,7 @@ from tenterhook.record._placed import Placed
 from tenterhook.record._places import KINDS, Places
 from tenterhook.record._schedule import Schedule
 from tenterhook.record._step import Layout, Step
-from tenterhook.record._stepping import Stepping, is_stepping, look_for_scalers
+from tenterhook.record._stepping import Stepping, is_compared, is_stepping, look_for_scalers
 from tenterhook.record._weights import Weights
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
@@ -171,7 +171,7 @@ class Recorder:
             self._look_again()
         trains = torch.is_grad_enabled()
         if not trains and not self.without_gradients:
-            if self._optimizers or self.micro.tasks or self._some_optimizer():
+            if self._optimizers or self.micro.tasks or is_compared(sys._getframe()) or self._some_optimizer():
                 return
             self.without_gradients = True
         called = self.micro.tasks or (self.without_gradients and self.micro.called)
@@ -265,7 +265,7 @@ class Recorder:
     @guarded
     def called(self, module: nn.Module, args: Any) -> None:
         """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
-        if self.models.knows(module) or isinstance(module, _Loss):
+        if self.models.knows(module) or isinstance(module, _Loss) or is_compared(sys._getframe()):
             return
         look_for_scalers()
         model = self.models.discover(module, sys._getframe(2))

@@ -11,6 +11,7 @@ import time
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -74,6 +75,11 @@ def look_for_scalers() -> None:
 def is_stepping(frame: FrameType | None) -> bool:
     """Whether an optimizer's step is around a frame."""
     return any(one.f_code.co_filename == _FILE for one in frames_from(frame))
+
+
+def is_compared(frame: FrameType) -> bool:
+    """Whether torch.jit.trace is around a frame, and compares what it has made with the module: that is no step."""
+    return not torch.is_grad_enabled() and any(one.f_code.co_name == "_check_trace" for one in frames_from(frame))
 
 
 def _wait_for_others() -> None:
