@@ -254,10 +254,16 @@ def test_scalers_one_after_the_other(tmp_path):
     assert before == (torch.amp.GradScaler.scale, OwnScaler.scale, torch.jit._recursive.create_script_module)
 
 
-def test_two_losses_that_are_scaled_before_the_first_step(tmp_path):
-    model, losses = nn.ModuleList([net(), net()]), []
+def two_nets():
+    model = nn.ModuleList([net(), net()])
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in model]
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    return model, optimizers, scaler
+
+
+def test_two_losses_that_are_scaled_before_the_first_step(tmp_path):
+    model, optimizers, scaler = two_nets()
+    losses = []
     with watch(model, to=tmp_path / "run", every=1) as run:
         for x, y in batches(4):
             both = [F.cross_entropy(one(x), y) for one in model]
@@ -305,9 +311,8 @@ def test_what_is_scaled_is_divided_and_nothing_else(tmp_path, groups):
 
 
 def test_gradients_of_a_loss_that_is_not_scaled_after_one_that_is(tmp_path):
-    model, true = nn.ModuleList([net(), net()]), []
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in model]
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    model, optimizers, scaler = two_nets()
+    true = []
     with watch(model, to=tmp_path / "run", every=1) as run:
         for x, y in batches(4):
             model.zero_grad()
