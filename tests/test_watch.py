@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import inspect
 import math
 import sys
 import threading
@@ -1410,3 +1411,29 @@ def test_a_watch_that_another_thread_ends_while_a_layer_is_called_leaves_no_hook
     model(*padded(torch.float32))
     ends.join()
     assert not ours(model)
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def made_here():
+    class Doubled(nn.Linear):
+        pass
+
+    return Doubled(6, 6)
+
+
+def test_the_tree_of_modules_says_where_their_classes_are_written(tmp_path):
+    class Lone(nn.Linear):
+        pass
+
+    model = nn.Sequential(Lone(6, 6), Doubled(), made_here())
+    with watch(model, to=tmp_path / "run") as run:
+        train(model, batches(2))
+    (described,) = run.open().models
+    for one, module in zip(described["modules"][1:], model, strict=True):
+        file, _, line = one["source"].rpartition(":")
+        assert file == __file__
+        assert int(line) == inspect.getsourcelines(type(module))[1]

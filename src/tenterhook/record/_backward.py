@@ -55,10 +55,12 @@ def asked_for(frame: FrameType, scales: bool) -> tuple[bool, Tensor | None, Tens
     outputs = values.get("t_outputs", ())
     scale = _scale_of(outputs) if scales else None
     for one in outputs:
-        if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex() or one.device != outputs[0].device:
+        if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex():
             return False, None, scale
     if len(outputs) == 1:
         return False, outputs[0], scale
+    if any(one.device != outputs[0].device for one in outputs):
+        return False, None, scale
     return False, torch.stack([one.detach().view(()) for one in outputs]).sum(), scale
 
 

@@ -58,6 +58,8 @@ class Block:
 class Scalars:
     """Single numbers, each with a key: on a CPU read at once, on a device together."""
 
+    __slots__ = ("_found", "_sent", "_waiting")
+
     def __init__(self) -> None:
         self._found: list[tuple[Any, float]] = []
         self._waiting: list[tuple[Any, Tensor]] = []

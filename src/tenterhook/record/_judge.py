@@ -21,7 +21,8 @@ class Judge:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = list(rules)
-        self._only_sampled = [bool(getattr(rule, "only_sampled", False)) for rule in self.rules]
+        self._all = list(enumerate(self.rules))
+        self._always = [(i, rule) for i, rule in self._all if not getattr(rule, "only_sampled", False)]
         self.findings: list[Finding] = []
         self._found: set[int] = set()
         self._broken: dict[int, str] = {}
@@ -29,8 +30,8 @@ class Judge:
     def look(self, step: Step) -> list[Finding]:
         """What the rules say to a step."""
         found: list[Finding] = []
-        for i, rule in enumerate(self.rules):
-            if i not in self._broken and (step.sampled or not self._only_sampled[i]):
+        for i, rule in self._all if step.sampled else self._always:
+            if i not in self._broken:
                 try:
                     for finding in rule.look(step) or ():
                         found.append(_valid(finding))
@@ -42,7 +43,7 @@ class Judge:
 
     def states(self) -> list[State]:
         """Each rule with its state. One that broke has not checked the rest, whatever it found before."""
-        return [self._state(i, rule) for i, rule in enumerate(self.rules)]
+        return [self._state(i, rule) for i, rule in self._all]
 
     def _state(self, i: int, rule: Rule) -> State:
         name = str(getattr(rule, "name", type(rule).__name__))

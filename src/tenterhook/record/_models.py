@@ -3,6 +3,8 @@
 import gc
 import inspect
 import itertools
+import linecache
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ _OURS = __name__.partition(".")[0]
 _MOST_FRAMES = 40
 MOST_MODELS = 32  # a program may make one after the other
 _lock = threading.Lock()
+_sources: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes
 
 
 class Held(NamedTuple):
@@ -286,8 +289,14 @@ def _readable(name: str, module: nn.Module) -> str:
 
 
 def _source(cls: type) -> str:
-    try:
-        with _lock:  # Python's parser fails where two threads use it
-            return f"{inspect.getsourcefile(cls) or ''}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError, SystemError):
-        return ""
+    """The file and line of a class. `inspect` parses the whole file for that, which takes long beside a training."""
+    if cls not in _sources:
+        try:
+            file = inspect.getsourcefile(cls) or ""
+            begins = re.compile(rf"\s*class\s+{re.escape(cls.__name__)}\b").match
+            lines = [number for number, line in enumerate(linecache.getlines(file), 1) if begins(line)]
+            with _lock:  # Python's parser fails where two threads use it
+                _sources[cls] = f"{file}:{lines[0] if len(lines) == 1 else inspect.getsourcelines(cls)[1]}"
+        except (OSError, TypeError, SystemError):
+            _sources[cls] = ""
+    return _sources[cls]

@@ -27,6 +27,11 @@ _MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
 class Micro:
     """One forward and its backward."""
 
+    __slots__ = (
+        *("asking", "called", "frozen", "gather", "has_scale", "last"),
+        *("modes", "scalars", "tasks", "values", "watched"),
+    )
+
     def __init__(self, at_once: set[int], sampled: bool) -> None:
         self.gather = Gather(at_once) if sampled else _NOTHING
         self.scalars = Scalars()
@@ -42,8 +47,9 @@ class Micro:
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
-        self.values.clear()
-        self.gather.settle()
+        if self.gather is not _NOTHING:
+            self.values.clear()
+            self.gather.settle()
         self.scalars.send()
 
     def ready(self) -> bool:
@@ -53,6 +59,11 @@ class Micro:
 
 class Part:
     """Everything since an optimizer last stepped."""
+
+    __slots__ = (
+        *("classes", "handles", "micros", "optimizers"),
+        *("parameters", "rates", "sampled", "unscaled_late"),
+    )
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:
         self.sampled = sampled
@@ -66,10 +77,10 @@ class Part:
 
     def is_watched(self) -> bool:
         """Whether all its backward passes are seen if it is not sampled, too."""
-        for micro in self.micros:
-            if not micro.watched >= micro.tasks:
-                return False
-        return bool(self.micros[0].watched)
+        first = self.micros[0]
+        if first.watched == first.tasks and len(self.micros) == 1:  # as nearly always
+            return bool(first.watched)
+        return bool(first.watched) and all(micro.watched >= micro.tasks for micro in self.micros)
 
     def close(self) -> None:
         """Nothing more comes: send what there is to the host."""
@@ -80,6 +91,8 @@ class Part:
 
 class Pending:
     """A step whose numbers may still be on their way."""
+
+    __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time")
 
     def __init__(self, number: int) -> None:
         self.number = number

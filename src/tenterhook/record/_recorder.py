@@ -35,7 +35,7 @@ from tenterhook.record._stepping import Stepping, is_compared, is_stepping, look
 from tenterhook.record._weights import Weights
 
 # Steps that are handed on together, those of them that were sampled, and seconds after which they are in any case.
-_TOGETHER, _SAMPLES, _WAIT = 16, 4, 0.25
+_TOGETHER, _SAMPLES, _WAIT = 32, 4, 0.25
 _MISSED = 64  # backward passes of an optimizer after which nobody looks for a parameter that would tell of them
 _SHARED = 4  # the same where it seems to have none of its own
 
@@ -80,7 +80,6 @@ class Recorder:
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._weights: weakref.WeakKeyDictionary[Optimizer, Weights] = weakref.WeakKeyDictionary()  # of all there were
         self._ready: dict[int, Micro] = {}  # those that are stepping, and since when
-        self._wrappers: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that only have another step
         self._globals: list[Any] = []
         self._everything = False  # whether whatever is called counts
         self._hooks = Placed(self)
@@ -221,13 +220,16 @@ class Recorder:
     @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
-        if not self._concerns(optimizer):
+        known = self._optimizers.get(id(optimizer))
+        is_known = known is not None and not known[1].wraps and known[0]() is optimizer
+        if not is_known and not self._concerns(optimizer):
             return None
-        self._note_wrappers(optimizer)
-        failed = self._ready.pop(id(optimizer), None)
-        if failed is not None and failed in self.part.micros[:-1]:  # its last step has raised: what led to it is over
-            del self.part.micros[: self.part.micros.index(failed) + 1]
-        at, closure = _closure(args, kwargs)
+        if self._ready:
+            self._note_wrappers(optimizer)
+            failed = self._ready.pop(id(optimizer), None)
+            if failed is not None and failed in self.part.micros[:-1]:  # its last step raised: what led to it is over
+                del self.part.micros[: self.part.micros.index(failed) + 1]
+        at, closure = _closure(args, kwargs) if kwargs or len(args) > 1 else (0, None)
         if closure is None:
             self._gradients_ready(optimizer)
             return None
@@ -321,18 +323,19 @@ class Recorder:
 
     def _gradients_ready(self, optimizer: Optimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
-        weights = self._know_optimizer(optimizer)
-        if self._hooks.sentinels.scouting is not None or not self.part.is_watched():
+        weights, part = self._know_optimizer(optimizer), self.part
+        if self._hooks.sentinels.scouting is not None or not part.is_watched():
             self._watch_for_backward(weights)
-        self.part.optimizers = frozenset((weights.serial,))
-        self._note_scale(optimizer)
-        self.part.rates = tuple(rate_of(group) for group in optimizer.param_groups if "lr" in group)
+        part.optimizers = weights.alone
+        if self._scale is not None:
+            self._note_scale(optimizer)
+        part.rates = tuple([rate_of(group) for group in optimizer.param_groups if "lr" in group])
         self._ready[id(optimizer)] = self.micro
-        if not self.part.sampled:
+        if not part.sampled:
             return
-        self.part.unscaled_late = getattr(optimizer, "grad_scale", None) is not None
+        part.unscaled_late = getattr(optimizer, "grad_scale", None) is not None
         weights.look(optimizer)
-        self.part.parameters += weights.facts(self._rates())
+        part.parameters += weights.facts(self._rates())
         weights.before(self.micro.gather)
 
     def _rates(self) -> dict[int, float]:
@@ -396,11 +399,12 @@ class Recorder:
         self._last_loss = None
 
     def _concerns(self, optimizer: Optimizer) -> bool:
-        if optimizer in self._wrappers:
-            return False
         known = self._optimizers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
-            return True
+            return not known[1].wraps
+        weights = self._weights.get(optimizer)
+        if weights is not None and weights.wraps:
+            return False
         if self._only is not None:
             return optimizer is self._only
         if self._everything or not self.models.all:
@@ -413,7 +417,7 @@ class Recorder:
         for key in (self._ready.keys() & self._optimizers.keys()) - {id(optimizer)}:
             other = self._optimizers[key][0]()
             if other is not None and _is_over(other, first):
-                self._wrappers.add(other)
+                self._optimizers[key][1].wraps = True
 
     def _know_optimizer(self, optimizer: Optimizer) -> Weights:
         known = self._optimizers.get(id(optimizer))
@@ -443,7 +447,8 @@ class Recorder:
     def _new_weights(self, optimizer: Optimizer) -> Weights:
         everything = not self._selects and (self._everything or not self.models.all)
         weights = self._weights[optimizer] = Weights(self.models, self.places, self.what, everything)
-        weights.serial = self._serial = self._serial + 1
+        self._serial += 1
+        weights.alone = frozenset((self._serial,))
         if self._serial <= MOST_MODELS:  # there may be a new one for every step
             self.schedule.found(self.steps)  # what is new is looked at closely
             self._new_until = self.steps + 1
@@ -518,6 +523,8 @@ def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:
 def rate_of(group: dict[str, Any]) -> float:
     """The learning rate of a group; some optimizers find their own."""
     rate = group.get("lr")
+    if type(rate) is float:
+        return rate
     rate = rate.detach() if isinstance(rate, Tensor) else rate
     return math.nan if rate is None else float(rate)
 

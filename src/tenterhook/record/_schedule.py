@@ -1,7 +1,7 @@
 """Which steps are sampled: all of the first, then every N-th, all again after a finding; fewer under a budget."""
 
 _RARELY = 5  # times as seldom as asked for, a step is sampled whatever it costs
-IN_TRUTH = 2.4  # times what our own clock says: the training finds its caches cold, and shares its memory's bandwidth
+IN_TRUTH = 1.8  # times what our own clock says: the training finds cold caches, and shares its memory's bandwidth
 
 
 class Schedule:

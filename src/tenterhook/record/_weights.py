@@ -20,7 +20,8 @@ _OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then a
 class Weights:
     """What is known of one optimizer's parameters: whose they are, and their places."""
 
-    serial = 0
+    alone: frozenset[int] = frozenset()  # the number of its optimizer
+    wraps = False  # whether it only has another optimizer step
     missed = 0  # its steps before which no backward pass was seen
 
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
