@@ -1437,3 +1437,142 @@ def test_the_tree_of_modules_says_where_their_classes_are_written(tmp_path):
         file, _, line = one["source"].rpartition(":")
         assert file == __file__
         assert int(line) == inspect.getsourcelines(type(module))[1]
+
+
+def overflow(value):
+    value.register_hook(lambda grad: grad * 1e38 * 1e38)
+
+
+def scaled(scale=65536.0):
+    return torch.amp.GradScaler("cpu", init_scale=scale)
+
+
+def losses_and_skips(run):
+    table = run.open().steps().to_pydict()
+    return table["loss"], table["skipped"]
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.05, **options)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_scaler_that_leaves_out_one_of_two_optimizers_leaves_out_no_loss(tmp_path, order):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizers = [sgd(part) for part in model]
+    scaler, expected = scaled(), []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for k, (x, y) in enumerate(batches(20)):
+            model.zero_grad()
+            h = model[0](x)
+            if k in (6, 12):
+                overflow(h)
+            loss = F.cross_entropy(model[1](h), y)
+            expected.append(loss.item())
+            scaler.scale(loss).backward()
+            for i in order:
+                scaler.step(optimizers[i])
+            scaler.update()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx(expected)
+    assert [k for k, many in enumerate(skips) if many] == [6, 12]
+    assert not [one for one in run.findings if one.severity == "error"]
+
+
+def test_two_scalers_with_both_passes_before_both_steps(tmp_path):
+    model = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+    optimizers, scalers, expected = [sgd(part) for part in model], [scaled(), scaled(1024.0)], []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(20):
+            model.zero_grad()
+            found = [F.cross_entropy(part(x), y) for part in model]
+            expected.append(sum(found).item())
+            for loss, scaler in zip(found, scalers, strict=True):
+                scaler.scale(loss).backward()
+            for optimizer, scaler in zip(optimizers, scalers, strict=True):
+                scaler.step(optimizer)
+                scaler.update()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx(expected)
+    assert not any(skips)
+    assert not run.findings
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_training_that_ends_with_a_step_left_out(tmp_path, infinite):
+    model = nn.Linear(6, 3)
+    expected = []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for _ in range(2):  # the second one begins with another scaler
+            optimizer, scaler = sgd(model), scaled()
+            for k, (x, y) in enumerate(batches(8)):
+                optimizer.zero_grad()
+                logits = model(x)
+                if k == 7:
+                    overflow(logits)
+                loss = F.cross_entropy(logits, y) * (1e38 if infinite and k == 7 else 1)
+                expected += [loss.item()] if k < 7 else []
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx(expected)
+    assert sum(skips) == 1  # that of the second one belongs to no step
+    assert not [one for one in run.findings if one.severity == "error"]
+
+
+def test_an_optimizer_that_was_taken_for_a_wrapper_counts_again_once_it_steps_by_itself(tmp_path):
+    class Warm(torch.optim.SGD):
+        inner = None
+
+        def step(self, closure=None):
+            return self.inner.step(closure) if self.inner is not None else super().step(closure)
+
+    model = nn.Linear(6, 3)
+    optimizer = Warm(model.parameters(), lr=0.05)
+    optimizer.inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run") as run:
+        for k, (x, y) in enumerate(batches(40)):
+            optimizer.inner = optimizer.inner if k < 15 else None
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert len(losses_and_skips(run)[0]) >= 39  # the first of its own is seen too late
+
+
+def test_a_step_that_raised_does_not_make_its_optimizer_a_wrapper(tmp_path):
+    class Flaky(torch.optim.SGD):
+        many = 0
+
+        def step(self, closure=None):
+            self.many += 1
+            if self.many == 10:
+                raise RuntimeError
+            return super().step(closure)
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    both, head = Flaky(model.parameters(), lr=0.05), sgd(model[1])
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(30):
+            for optimizer in (both, head):
+                model.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                with contextlib.suppress(RuntimeError):
+                    optimizer.step()
+    table = run.open().steps().to_pydict()
+    assert [len(rates) for rates in table["rates"][-5:-1]] == [2] * 4
+    assert rows(run.open(), site="0.weight", what="update")[-1]["step"] >= len(table["step"]) - 2
+
+
+def test_after_a_finding_the_next_steps_are_sampled_however_late_it_is_found(tmp_path):
+    model = net()
+    optimizer = sgd(model)
+    with watch(model, to=tmp_path / "run", every=1000) as run:
+        for k, (x, y) in enumerate(batches(200)):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) * (50 if k == 100 else 1)
+            loss.backward()
+            optimizer.step()
+    table = run.open().steps().to_pydict()
+    assert any(one.step == 100 for one in run.findings)
+    assert sum(table["sampled"][101:]) >= 10

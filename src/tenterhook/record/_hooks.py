@@ -33,7 +33,7 @@ _SIGNALS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 _WINDOW = 8  # sampled calls over which a unit must be silent to be dead
 _LINEAR = {f"{name}Backward0" for name in ("Addmm", "Mm", "Linear", "MkldnnLinear", "Bmm", "Baddbmm")}
 _OVER_CHANNELS = ("Convolution", "BatchNorm", "GroupNorm")
-_SATURATING: dict[type, tuple[float, float]] = {nn.Tanh: (0.0, 0.97), nn.Sigmoid: (0.5, 0.47)}  # centre, distance
+_SATURATING = ((nn.Tanh, (0.0, 0.97)), (nn.Sigmoid, (0.5, 0.47)))  # centre, distance
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ class OutputHook(Hook):
         self._gradients: dict[tuple[Any, ...], list[int]] = {}
         self._is_norm = isinstance(module, _BatchNorm)
         self._is_rectifier = isinstance(module, nn.ReLU | nn.ReLU6)
-        self._limits = _SATURATING.get(type(module))
+        self._limits = next((limits for kind, limits in _SATURATING if kind is type(module)), None)
         self._is_simple = not self._is_rectifier and self._limits is None
         # By the module before: over how many calls, which units have fired, and on which axis these are.
         self._alive: dict[str, tuple[int, Tensor | None, int]] = {}

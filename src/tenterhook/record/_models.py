@@ -290,13 +290,15 @@ def _readable(name: str, module: nn.Module) -> str:
 
 def _source(cls: type) -> str:
     """The file and line of a class. `inspect` parses the whole file for that, which takes long beside a training."""
-    if cls not in _sources:
-        try:
+    try:
+        if cls not in _sources:
             file = inspect.getsourcefile(cls) or ""
             begins = re.compile(rf"\s*class\s+{re.escape(cls.__name__)}\b").match
             lines = [number for number, line in enumerate(linecache.getlines(file), 1) if begins(line)]
             with _lock:  # Python's parser fails where two threads use it
                 _sources[cls] = f"{file}:{lines[0] if len(lines) == 1 else inspect.getsourcelines(cls)[1]}"
-        except (OSError, TypeError, SystemError):
-            _sources[cls] = ""
+    except (OSError, SystemError):
+        _sources[cls] = ""
+    except TypeError:  # it has no source, or is not hashable
+        return ""
     return _sources[cls]

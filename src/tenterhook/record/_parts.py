@@ -2,8 +2,8 @@
 
 A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
 the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
-divided by the scale; where it fell after a micro-batch, one had overflowed, the step was left out, and the gradients up
-to there are too.
+divided by the scale; where it left out a step after a micro-batch, the gradients up to there had overflowed, and are left
+out too, and the losses where no other optimizer stepped on them.
 """
 
 import math
@@ -29,7 +29,7 @@ class Micro:
 
     __slots__ = (
         *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "tasks", "values", "watched"),
+        *("modes", "scalars", "skips", "tasks", "values", "watched"),
     )
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:
@@ -44,6 +44,7 @@ class Micro:
         self.last: Any = None  # the hook of the module that was last called
         self.has_scale = False
         self.called = False  # whether a model was
+        self.skips = 0  # steps after it that a GradScaler left out
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
@@ -114,8 +115,9 @@ class Pending:
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]
-            fell = [_fell(facts, i) for i in range(len(facts))]
-            left_out = max((i + 1 for i, one in enumerate(fell) if one), default=0)  # belong to steps that were
+            left_out = last = 0  # how many belong to steps that were; the last one with a backward pass
+            for i, micro in enumerate(part.micros):
+                left_out, last = i + 1 if micro.skips else left_out, i if micro.tasks else last
             losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
@@ -123,8 +125,8 @@ class Pending:
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found = self._scalars(step, facts[i])
                 step.backwards += len(found)
-                losses += found if i >= left_out else []
-                step.skipped += fell[i] + (facts[i].get("skipped", 0) > 0)
+                losses += found if i >= left_out else [one for one in found if i == last and math.isfinite(one)]
+                step.skipped += micro.skips + (facts[i].get("skipped", 0) > 0)
                 _collect(places, micro, facts[i], i < left_out, part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
@@ -154,15 +156,13 @@ class Pending:
         return losses
 
 
-def _fell(facts: Sequence[dict[Any, float]], i: int) -> bool:
-    """Whether the scale was lower after a micro-batch than at its start."""
-    before = facts[i].get("scale")
-    after = facts[i].get("scale after") or (facts[i + 1].get("scale") if i + 1 < len(facts) else None)
-    return before is not None and after is not None and after < before
-
-
 def _collect(
-    places: Sequence[Place], micro: Micro, facts: dict[Any, float], fell: bool, late: bool, into: tuple[Any, Any, Any]
+    places: Sequence[Place],
+    micro: Micro,
+    facts: dict[Any, float],
+    left_out: bool,
+    late: bool,
+    into: tuple[Any, Any, Any],
 ) -> None:
     """The rows of a micro-batch, each as often as it has places, with gradients as they are without a scale."""
     scaled = {"output_grad", "parameter_grad"} if late else {"output_grad"}
@@ -174,7 +174,7 @@ def _collect(
         which = None  # of the block's rows are those of the places
         if len(its) != len(block.places):
             which = np.repeat(np.arange(len(block.places)), [len(some) for some in block.places])
-        if fell:
+        if left_out:
             kept = [i for i, place in enumerate(its) if places[place].what != "output_grad"]
             its, which = [its[i] for i in kept], np.arange(len(its))[kept] if which is None else which[kept]
         if which is not None:

@@ -22,6 +22,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
 from tenterhook._replay import graph_task
+from tenterhook._tree import version_of
 from tenterhook.record._backward import asked_for, classes_of, note_scale, outermost_backward
 from tenterhook.record._compiling import Compiling, called_compiled, is_compiled, never_compile
 from tenterhook.record._hooks import guarded, uninterrupted
@@ -62,6 +63,7 @@ class Recorder:
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
         self.fused = False  # whether values were not seen, inside of layers that torch fuses
         self.steps = 0
+        self.begun = 0  # steps that optimizers, whichever, have begun, or a GradScaler has left out
         self.failed: str | None = None
         self.what = frozenset(what)
         self._selects = bool(selectors)
@@ -77,6 +79,7 @@ class Recorder:
         self._current: Pending | None = None
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
+        self._left_out: set[int] = set()  # those whose turn it was, but a GradScaler has left it out
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._weights: weakref.WeakKeyDictionary[Optimizer, Weights] = weakref.WeakKeyDictionary()  # of all there were
         self._ready: dict[int, Micro] = {}  # those that are stepping, and since when
@@ -131,7 +134,9 @@ class Recorder:
         """The training is over: the steps that are not yet handed on, and what belongs to none."""
         if self.failed is None and self.on:
             try:
-                unstepped = self.micro.tasks - {self._began_in} or (self.without_gradients and self.micro.called)
+                unstepped = (self.micro.tasks - {self._began_in} and not self.micro.skips) or (
+                    self.without_gradients and self.micro.called
+                )
                 if unstepped and not self._stepped:
                     self._add_part()
                 if unstepped or self._stepped:
@@ -218,11 +223,36 @@ class Recorder:
             note_scale(output, scale)
 
     @guarded
+    def left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left out a step of an optimizer: gradients had overflowed."""
+        self.begun += 1  # so that it is told once, where the step() of one class calls that of another
+        if not hasattr(optimizer, "param_groups") or not self._concerns(optimizer):
+            return
+        self.micro.skips += 1
+        if id(optimizer) not in self._optimizers:
+            return
+        self._left_out.add(id(optimizer))
+        if self._left_out >= self._usual:  # nobody has stepped
+            self._left_out = set()
+        elif self._stepped and self._had_turns():
+            self._add_part()
+            self._end_step()
+            self._begin_part()
+
+    def _had_turns(self) -> bool:
+        """Whether all optimizers that step in turn did, or were left out."""
+        return (self._stepped | self._left_out if self._left_out else self._stepped) >= self._usual
+
+    @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
+        self.begun += 1
         known = self._optimizers.get(id(optimizer))
         is_known = known is not None and not known[1].wraps and known[0]() is optimizer
         if not is_known and not self._concerns(optimizer):
+            weights = self._weights.get(optimizer)
+            if weights is not None:
+                weights.state = self.begun, _versions(optimizer)
             return None
         if self._ready:
             self._note_wrappers(optimizer)
@@ -251,6 +281,9 @@ class Recorder:
     @guarded
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._ready.pop(id(optimizer), None) is None:
+            weights = self._weights.get(optimizer)
+            if weights is not None and weights.state[0] == self.begun and weights.state[1] != _versions(optimizer):
+                weights.wraps = False  # it has stepped by itself
             return
         if id(optimizer) not in self._optimizers:  # another one, that it wraps, has stepped for it
             return
@@ -260,7 +293,8 @@ class Recorder:
             self._end_step()
         self._add_part()
         self._stepped.add(id(optimizer))
-        if self._stepped >= self._usual:
+        self._left_out.discard(id(optimizer))
+        if self._had_turns():
             self._end_step()
         self._begin_part()
 
@@ -328,7 +362,10 @@ class Recorder:
             self._watch_for_backward(weights)
         part.optimizers = weights.alone
         if self._scale is not None:
-            self._note_scale(optimizer)
+            self._note_scale()
+            found = getattr(optimizer, "found_inf", None)  # a fused one leaves out its step by itself
+            if found is not None:
+                self.micro.scalars.add("skipped", found)
         part.rates = tuple([rate_of(group) for group in optimizer.param_groups if "lr" in group])
         self._ready[id(optimizer)] = self.micro
         if not part.sampled:
@@ -361,7 +398,9 @@ class Recorder:
         self.schedule.paid(step.number, step.seconds, step.spent, step.sampled)
         self._mark, self.spent = now, 0.0
         self._pending.append(step)
-        self._usual, self._stepped, self._current = self._stepped or self._usual, set(), None
+        if self._stepped:
+            self._usual = self._stepped | self._left_out
+        self._stepped, self._left_out, self._current = set(), set(), None
         self.steps += 1
         # One by one, steps take thrice as long as several together, by all that is no longer in the caches.
         self._samples += step.sampled
@@ -416,7 +455,7 @@ class Recorder:
         first = _first(optimizer)
         for key in (self._ready.keys() & self._optimizers.keys()) - {id(optimizer)}:
             other = self._optimizers[key][0]()
-            if other is not None and _is_over(other, first):
+            if other is not None and _is_over(other, first) and is_stepping(sys._getframe(), other):
                 self._optimizers[key][1].wraps = True
 
     def _know_optimizer(self, optimizer: Optimizer) -> Weights:
@@ -486,16 +525,10 @@ class Recorder:
             self._has_optimizer = any(True for _ in _optimizers())
         return self._has_optimizer
 
-    def _note_scale(self, optimizer: Optimizer | None = None) -> None:
-        if self._scale is None:
-            return
-        key = "scale after" if self.micro.has_scale else "scale"
-        if optimizer is not None or key == "scale":
+    def _note_scale(self) -> None:
+        if self._scale is not None and not self.micro.has_scale:
             self.micro.has_scale = True
-            self.micro.scalars.add(key, self._scale)
-        found = getattr(optimizer, "found_inf", None)
-        if found is not None:
-            self.micro.scalars.add("skipped", found)
+            self.micro.scalars.add("scale", self._scale)
 
 
 never_compile(Recorder.before_step)  # all that are guarded share their code
@@ -513,6 +546,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 def _first(optimizer: Optimizer) -> Tensor | None:
     return next((p for group in optimizer.param_groups for p in group["params"]), None)
+
+
+def _versions(optimizer: Optimizer) -> list[int]:
+    return [version_of(p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:

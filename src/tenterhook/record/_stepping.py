@@ -72,9 +72,10 @@ def look_for_scalers() -> None:
         _hooks.extend(wrap_all(lambda: _told) if _told else ())
 
 
-def is_stepping(frame: FrameType | None) -> bool:
-    """Whether an optimizer's step is around a frame."""
-    return any(one.f_code.co_filename == _FILE for one in frames_from(frame))
+def is_stepping(frame: FrameType | None, optimizer: Optimizer | None = None) -> bool:
+    """Whether an optimizer's step is around a frame: that of this one, or of any."""
+    around = (one for one in frames_from(frame) if one.f_code.co_filename == _FILE)
+    return any(optimizer is None or one.f_locals.get("self") is optimizer for one in around)
 
 
 def is_compared(frame: FrameType) -> bool:

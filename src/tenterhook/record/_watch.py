@@ -70,7 +70,7 @@ class Recording:
 
     def _take(self, step: Step) -> None:
         if self.log.take(step):
-            self.recorder.schedule.found(step.number)
+            self.recorder.schedule.found(self.recorder.steps)  # which may be some steps later
         now = time.monotonic()
         if len(self.recorder.models.all) != self._described or now >= self._again:
             self._described = len(self.recorder.models.all)

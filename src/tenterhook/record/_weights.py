@@ -22,6 +22,7 @@ class Weights:
 
     alone: frozenset[int] = frozenset()  # the number of its optimizer
     wraps = False  # whether it only has another optimizer step
+    state: tuple[int, list[int]] = (-1, [])  # if so, at the start of its last step: a count of all, and its versions
     missed = 0  # its steps before which no backward pass was seen
 
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:

@@ -1,7 +1,7 @@
 """The few functions of torch that have something of ours around them while anything is recorded.
 
-There is no hook for what they do: `GradScaler.scale` tells which scale a loss has, and `torch.jit.script` would compile
-the hooks that are on a module.
+There is no hook for what they do: `GradScaler.scale` tells which scale a loss has, `GradScaler.step` whether it left a
+step out, and `torch.jit.script` would compile the hooks that are on a module.
 """
 
 import contextlib
@@ -53,6 +53,16 @@ def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
         output = inner(*args, **kwargs)
         return map(told, output) if type(output) is map else told(output)  # `losses.values()` are scaled one by one
 
+    def step(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return inner(*args, **kwargs)
+        before = [(recorder, recorder.begun) for recorder in recorders()]
+        result = inner(*args, **kwargs)
+        for recorder, begun in before:
+            if recorder.begun == begun:  # no optimizer has begun to step
+                recorder.left_out(args[1] if len(args) > 1 else kwargs.get("optimizer"))
+        return result
+
     def script(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for recorder in recorders():
@@ -64,6 +74,7 @@ def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
     for one in classes:
         classes += one.__subclasses__()  # that for FSDP has a scale() of its own
     places: list[tuple[Any, str, Callable[..., Any]]] = [(one, "scale", scale) for one in classes]
+    places += [(one, "step", step) for one in classes]
     for owner, name, around in (*places, (torch.jit._recursive, "create_script_module", script)):
         function = vars(owner).get(name)
         if isinstance(function, FunctionType) and not hasattr(function, "_has_tenterhook"):
