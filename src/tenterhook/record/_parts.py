@@ -2,8 +2,8 @@
 
 A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
 the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
-divided by the scale; where it left out a step after a micro-batch, the gradients up to there had overflowed, and are left
-out too, and the losses where no other optimizer stepped on them.
+divided by the scale; where it left out a step after a micro-batch, the gradients up to there had overflowed, and are
+left out too, and so are the losses, unless another optimizer has stepped in its turn.
 """
 
 import math
@@ -62,7 +62,7 @@ class Part:
     """Everything since an optimizer last stepped."""
 
     __slots__ = (
-        *("classes", "handles", "micros", "optimizers"),
+        *("classes", "handles", "is_shared", "micros", "optimizers"),
         *("parameters", "rates", "sampled", "unscaled_late"),
     )
 
@@ -74,6 +74,7 @@ class Part:
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
+        self.is_shared = False  # whether some optimizers have stepped and others were left out
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
     def is_watched(self) -> bool:
@@ -125,7 +126,9 @@ class Pending:
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found = self._scalars(step, facts[i])
                 step.backwards += len(found)
-                losses += found if i >= left_out else [one for one in found if i == last and math.isfinite(one)]
+                if i < left_out:
+                    found = [one for one in found if part.is_shared and i == last and math.isfinite(one)]
+                losses += found
                 step.skipped += micro.skips + (facts[i].get("skipped", 0) > 0)
                 _collect(places, micro, facts[i], i < left_out, part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()

@@ -291,9 +291,9 @@ class Recorder:
             self._optimizers[id(optimizer)][1].after(self.micro.gather)
         if id(optimizer) in self._stepped:
             self._end_step()
+        self._left_out.discard(id(optimizer))
         self._add_part()
         self._stepped.add(id(optimizer))
-        self._left_out.discard(id(optimizer))
         if self._had_turns():
             self._end_step()
         self._begin_part()
@@ -388,6 +388,7 @@ class Recorder:
         if self._current is None:
             self._current = Pending(self.steps)
         self.part.close()
+        self.part.is_shared = bool(self._left_out)
         self._current.parts.append(self.part)
         self._current.sampled |= self.part.sampled
 
