@@ -1516,8 +1516,9 @@ def test_a_training_that_ends_with_a_step_left_out(tmp_path, infinite):
                 scaler.step(optimizer)
                 scaler.update()
     losses, skips = losses_and_skips(run)
-    assert losses == pytest.approx(expected)
-    assert sum(skips) == 1  # that of the second one belongs to no step
+    assert losses[:-1] == pytest.approx(expected)
+    assert math.isfinite(losses[-1]) is not infinite  # the last one is kept: nothing comes after it
+    assert [k for k, many in enumerate(skips) if many] == [7, 14]
     assert not [one for one in run.findings if one.severity == "error"]
 
 
@@ -1576,3 +1577,109 @@ def test_after_a_finding_the_next_steps_are_sampled_however_late_it_is_found(tmp
     table = run.open().steps().to_pydict()
     assert any(one.step == 100 for one in run.findings)
     assert sum(table["sampled"][101:]) >= 10
+
+
+def test_a_training_that_becomes_nan_under_a_scaler_is_said_to_be(tmp_path):
+    model = net()
+    optimizer, scaler = sgd(model), scaled()
+    with watch(model, to=tmp_path / "run") as run:
+        for k, (x, y) in enumerate(batches(80)):
+            if k == 20:
+                with torch.no_grad():
+                    model[0].weight[0, 0] = math.nan
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert sum(losses_and_skips(run)[1]) == 60
+    assert {one.rule for one in run.findings if one.severity == "error"} == {"non-finite values", "loss is NaN"}
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_script_may_leave_out_steps_by_itself(tmp_path, many):
+    model = net()
+    optimizer, scaler, expected = sgd(model), scaled(), []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for k in range(20):
+            optimizer.zero_grad()
+            total = 0.0
+            for x, y in batches(many):
+                logits = model(x)
+                if k in (6, 12):
+                    overflow(logits)
+                loss = F.cross_entropy(logits, y) / many
+                total += loss.item()
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+                scaler.step(optimizer)
+                expected.append(total)
+            scaler.update()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx(expected)
+    assert sum(skips) == 2
+    assert not [one for one in run.findings if one.severity == "error"]
+
+
+class Ahead(torch.optim.Optimizer):
+    """Wraps another, and has it step at every n-th call."""
+
+    def __init__(self, inner, every=1):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.every, self.calls, self.param_groups = inner, every, 0, inner.param_groups
+
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.inner.step()
+
+
+class Duck:
+    """The same, but no Optimizer."""
+
+    def __init__(self, inner, every):
+        self.inner, self.every, self.calls, self.param_groups = inner, every, 0, inner.param_groups
+
+    def step(self):
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.inner.step()
+
+
+def test_a_scaler_that_leaves_out_a_step_of_an_optimizer_around_another(tmp_path):
+    model = net()
+    optimizer, scaler, expected = Ahead(sgd(model)), scaled(), []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for k, (x, y) in enumerate(batches(20)):
+            model.zero_grad()
+            logits = model(x)
+            if k in (6, 12):
+                overflow(logits)
+            loss = F.cross_entropy(logits, y)
+            expected += [] if k in (6, 12) else [loss.item()]
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx(expected)
+    assert sum(skips) == 2
+    assert not [one for one in run.findings if one.severity == "error"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_only_steps_at_every_fourth_call_of_a_scaler_leaves_nothing_out(tmp_path, enabled):
+    model = net()
+    optimizer, scaler, expected = Duck(sgd(model), 4), torch.amp.GradScaler("cpu", enabled=enabled), []
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(40):
+            loss = F.cross_entropy(model(x), y)
+            expected.append(loss.item())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if optimizer.calls % 4 == 0:
+                model.zero_grad()
+    losses, skips = losses_and_skips(run)
+    assert losses == pytest.approx([sum(expected[k : k + 4]) for k in range(0, 40, 4)])
+    assert not any(skips)
+    assert not [one for one in run.findings if one.severity == "error"]

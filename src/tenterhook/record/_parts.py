@@ -29,7 +29,7 @@ class Micro:
 
     __slots__ = (
         *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "skips", "tasks", "values", "watched"),
+        *("modes", "scalars", "scaler", "skips", "tasks", "values", "watched"),
     )
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:
@@ -43,6 +43,7 @@ class Micro:
         self.frozen: set[tuple[str, str]] = set()
         self.last: Any = None  # the hook of the module that was last called
         self.has_scale = False
+        self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
         self.called = False  # whether a model was
         self.skips = 0  # steps after it that a GradScaler left out
 
@@ -62,7 +63,7 @@ class Part:
     """Everything since an optimizer last stepped."""
 
     __slots__ = (
-        *("classes", "handles", "is_shared", "micros", "optimizers"),
+        *("classes", "handles", "keeps_last", "micros", "optimizers"),
         *("parameters", "rates", "sampled", "unscaled_late"),
     )
 
@@ -74,7 +75,7 @@ class Part:
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
-        self.is_shared = False  # whether some optimizers have stepped and others were left out
+        self.keeps_last = False  # whether losses before the last step that was left out count: another one was not
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
     def is_watched(self) -> bool:
@@ -116,9 +117,10 @@ class Pending:
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]
-            left_out = last = 0  # how many belong to steps that were; the last one with a backward pass
-            for i, micro in enumerate(part.micros):
-                left_out, last = i + 1 if micro.skips else left_out, i if micro.tasks else last
+            skips = [micro.skips or _fell(part.micros, facts, i) for i, micro in enumerate(part.micros)]
+            ends = [0, *(i + 1 for i, many in enumerate(skips) if many)]  # up to the last one, they were left out
+            keeps = part.keeps_last and not any(micro.tasks for micro in part.micros[ends[-1] :])
+            lost = ends[-2] if keeps and len(ends) > 1 else ends[-1]
             losses: list[float] = []
             for i, micro in enumerate(part.micros):
                 step.training.update(micro.modes)
@@ -126,11 +128,9 @@ class Pending:
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found = self._scalars(step, facts[i])
                 step.backwards += len(found)
-                if i < left_out:
-                    found = [one for one in found if part.is_shared and i == last and math.isfinite(one)]
-                losses += found
-                step.skipped += micro.skips + (facts[i].get("skipped", 0) > 0)
-                _collect(places, micro, facts[i], i < left_out, part.unscaled_late, found_rows)
+                losses += found if i >= lost else []
+                step.skipped += skips[i] + (facts[i].get("skipped", 0) > 0)
+                _collect(places, micro, facts[i], i < ends[-1], part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
         owners, numbers, histograms = found_rows
@@ -157,6 +157,15 @@ class Pending:
                     found = getattr(step, name)
                     found[which] = max(value, found.get(which, value))  # of the uses of one module, the worst
         return losses
+
+
+def _fell(micros: Sequence[Micro], facts: Sequence[dict[Any, float]], i: int) -> bool:
+    """Whether the scale was lower after a micro-batch than at its start: the script itself left out the step, maybe."""
+    before = facts[i].get("scale")
+    after = facts[i].get("scale after")
+    if not after and i + 1 < len(facts) and micros[i + 1].scaler == micros[i].scaler:
+        after = facts[i + 1].get("scale")
+    return before is not None and after is not None and after < before
 
 
 def _collect(

@@ -63,7 +63,6 @@ class Recorder:
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
         self.fused = False  # whether values were not seen, inside of layers that torch fuses
         self.steps = 0
-        self.begun = 0  # steps that optimizers, whichever, have begun, or a GradScaler has left out
         self.failed: str | None = None
         self.what = frozenset(what)
         self._selects = bool(selectors)
@@ -80,6 +79,7 @@ class Recorder:
         self._stepped: set[int] = set()  # the optimizers of the current step
         self._usual: set[int] = set()  # those of the one before
         self._left_out: set[int] = set()  # those whose turn it was, but a GradScaler has left it out
+        self._begun: dict[int, int] = {}  # by thread: how many steps optimizers, whichever, have begun
         self._optimizers: dict[int, tuple[Any, Weights]] = {}
         self._weights: weakref.WeakKeyDictionary[Optimizer, Weights] = weakref.WeakKeyDictionary()  # of all there were
         self._ready: dict[int, Micro] = {}  # those that are stepping, and since when
@@ -134,10 +134,10 @@ class Recorder:
         """The training is over: the steps that are not yet handed on, and what belongs to none."""
         if self.failed is None and self.on:
             try:
-                unstepped = (self.micro.tasks - {self._began_in} and not self.micro.skips) or (
-                    self.without_gradients and self.micro.called
-                )
+                unstepped = self.micro.tasks - {self._began_in} or (self.without_gradients and self.micro.called)
                 if unstepped and not self._stepped:
+                    self._note_scale_after()
+                    self.part.keeps_last = True
                     self._add_part()
                 if unstepped or self._stepped:
                     self._end_step()
@@ -223,21 +223,31 @@ class Recorder:
             note_scale(output, scale)
 
     @guarded
-    def left_out(self, optimizer: Any) -> None:
-        """A GradScaler has left out a step of an optimizer: gradients had overflowed."""
-        self.begun += 1  # so that it is told once, where the step() of one class calls that of another
-        if not hasattr(optimizer, "param_groups") or not self._concerns(optimizer):
+    def left_out(self, optimizer: Any, state: Any) -> None:
+        """A GradScaler may have left out a step of an optimizer: it has if gradients had overflowed."""
+        found = (
+            state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
+        )  # torch has read these just now
+        if not isinstance(optimizer, Optimizer) or not any(one.item() for one in found.values()):
+            return
+        weights = self._weights.get(optimizer)
+        wraps = weights is not None and weights.wraps
+        if not wraps and not self._concerns(optimizer):
             return
         self.micro.skips += 1
-        if id(optimizer) not in self._optimizers:
+        if wraps:
             return
         self._left_out.add(id(optimizer))
-        if self._left_out >= self._usual:  # nobody has stepped
+        if self._usual and self._left_out >= self._usual:  # nobody has stepped
             self._left_out = set()
         elif self._stepped and self._had_turns():
             self._add_part()
             self._end_step()
             self._begin_part()
+
+    def begun(self) -> int:
+        """How many steps optimizers have begun in this thread."""
+        return self._begun.get(threading.get_ident(), 0)
 
     def _had_turns(self) -> bool:
         """Whether all optimizers that step in turn did, or were left out."""
@@ -246,13 +256,14 @@ class Recorder:
     @guarded
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
-        self.begun += 1
+        thread = threading.get_ident()
+        self._begun[thread] = self._begun.get(thread, 0) + 1
         known = self._optimizers.get(id(optimizer))
         is_known = known is not None and not known[1].wraps and known[0]() is optimizer
         if not is_known and not self._concerns(optimizer):
             weights = self._weights.get(optimizer)
             if weights is not None:
-                weights.state = self.begun, _versions(optimizer)
+                weights.state = self.begun(), _versions(optimizer)
             return None
         if self._ready:
             self._note_wrappers(optimizer)
@@ -282,7 +293,7 @@ class Recorder:
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._ready.pop(id(optimizer), None) is None:
             weights = self._weights.get(optimizer)
-            if weights is not None and weights.state[0] == self.begun and weights.state[1] != _versions(optimizer):
+            if weights is not None and weights.state[0] == self.begun() and weights.state[1] != _versions(optimizer):
                 weights.wraps = False  # it has stepped by itself
             return
         if id(optimizer) not in self._optimizers:  # another one, that it wraps, has stepped for it
@@ -292,6 +303,7 @@ class Recorder:
         if id(optimizer) in self._stepped:
             self._end_step()
         self._left_out.discard(id(optimizer))
+        self.part.keeps_last = bool(self._left_out)
         self._add_part()
         self._stepped.add(id(optimizer))
         if self._had_turns():
@@ -362,7 +374,7 @@ class Recorder:
             self._watch_for_backward(weights)
         part.optimizers = weights.alone
         if self._scale is not None:
-            self._note_scale()
+            self._note_scale_after() if self.micro.has_scale else self._note_scale()
             found = getattr(optimizer, "found_inf", None)  # a fused one leaves out its step by itself
             if found is not None:
                 self.micro.scalars.add("skipped", found)
@@ -388,7 +400,6 @@ class Recorder:
         if self._current is None:
             self._current = Pending(self.steps)
         self.part.close()
-        self.part.is_shared = bool(self._left_out)
         self._current.parts.append(self.part)
         self._current.sampled |= self.part.sampled
 
@@ -434,6 +445,8 @@ class Recorder:
 
     def _next_micro(self) -> None:
         self.micro.settle()
+        if self._left_out:
+            self._left_out &= self._optimizers.keys()  # of others it is not known whether they step in turn
         self.micro = Micro(self._at_once, self.part.sampled)
         self.part.micros.append(self.micro)
         self._last_loss = None
@@ -528,8 +541,13 @@ class Recorder:
 
     def _note_scale(self) -> None:
         if self._scale is not None and not self.micro.has_scale:
-            self.micro.has_scale = True
+            self.micro.has_scale, self.micro.scaler = True, id(self._scale)
             self.micro.scalars.add("scale", self._scale)
+
+    def _note_scale_after(self) -> None:
+        """The scale may have fallen since: that, too, tells of a step that was left out."""
+        if self._scale is not None and self.micro.scaler == id(self._scale):
+            self.micro.scalars.add("scale after", self._scale)
 
 
 never_compile(Recorder.before_step)  # all that are guarded share their code

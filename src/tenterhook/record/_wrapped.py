@@ -1,6 +1,6 @@
 """The few functions of torch that have something of ours around them while anything is recorded.
 
-There is no hook for what they do: `GradScaler.scale` tells which scale a loss has, `GradScaler.step` whether it left a
+There is no hook for what they do: `GradScaler.scale` tells which scale a loss has, `_maybe_opt_step` whether it left a
 step out, and `torch.jit.script` would compile the hooks that are on a module.
 """
 
@@ -54,13 +54,13 @@ def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
         return map(told, output) if type(output) is map else told(output)  # `losses.values()` are scaled one by one
 
     def step(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or len(args) < 3:
             return inner(*args, **kwargs)
-        before = [(recorder, recorder.begun) for recorder in recorders()]
+        before = [(recorder, recorder.begun()) for recorder in recorders()]
         result = inner(*args, **kwargs)
         for recorder, begun in before:
-            if recorder.begun == begun:  # no optimizer has begun to step
-                recorder.left_out(args[1] if len(args) > 1 else kwargs.get("optimizer"))
+            if recorder.begun() == begun:  # nobody has stepped
+                recorder.left_out(*args[1:3])
         return result
 
     def script(inner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def wrap_all(recorders: Callable[[], tuple[Any, ...]]) -> Iterator[Wrapped]:
     for one in classes:
         classes += one.__subclasses__()  # that for FSDP has a scale() of its own
     places: list[tuple[Any, str, Callable[..., Any]]] = [(one, "scale", scale) for one in classes]
-    places += [(one, "step", step) for one in classes]
+    places += [(one, "_maybe_opt_step", step) for one in classes]
     for owner, name, around in (*places, (torch.jit._recursive, "create_script_module", script)):
         function = vars(owner).get(name)
         if isinstance(function, FunctionType) and not hasattr(function, "_has_tenterhook"):
