@@ -1683,3 +1683,35 @@ def test_what_only_steps_at_every_fourth_call_of_a_scaler_leaves_nothing_out(tmp
     assert losses == pytest.approx([sum(expected[k : k + 4]) for k in range(0, 40, 4)])
     assert not any(skips)
     assert not [one for one in run.findings if one.severity == "error"]
+
+
+def test_a_round_of_several_optimizers_is_left_out_once(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizers, scaler = [sgd(part) for part in model], scaled()
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for k, (x, y) in enumerate(batches(20)):
+            model.zero_grad()
+            logits = model(x)
+            if k < 9:  # as long as the scale is too large
+                overflow(logits)
+            scaler.scale(F.cross_entropy(logits, y)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+    assert losses_and_skips(run)[1] == [9] + [0] * 10
+    assert not [one for one in run.findings if one.severity == "error"]
+
+
+def test_a_forgotten_step_is_found_whatever_a_scaler_does(tmp_path):
+    model = net()
+    optimizer, scaler = sgd(model), scaled()
+    with watch(model, to=tmp_path / "run") as run:
+        for k, (x, y) in enumerate(batches(60)):
+            logits = model(x)
+            if k == 3:
+                overflow(logits)
+            scaler.scale(F.cross_entropy(logits, y)).backward()
+            scaler.unscale_(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert "parameter never trained" in {one.rule for one in run.findings if one.severity == "error"}

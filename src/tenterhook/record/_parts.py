@@ -29,7 +29,7 @@ class Micro:
 
     __slots__ = (
         *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "skips", "tasks", "values", "watched"),
+        *("modes", "scalars", "scaler", "was_left_out", "tasks", "values", "watched"),
     )
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:
@@ -45,7 +45,7 @@ class Micro:
         self.has_scale = False
         self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
         self.called = False  # whether a model was
-        self.skips = 0  # steps after it that a GradScaler left out
+        self.was_left_out = False  # whether a GradScaler has left out the step after it, of one optimizer or more
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
@@ -117,7 +117,7 @@ class Pending:
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
             facts = [dict(micro.scalars.read()) for micro in part.micros]
-            skips = [micro.skips or _fell(part.micros, facts, i) for i, micro in enumerate(part.micros)]
+            skips = [micro.was_left_out or _fell(part.micros, facts, i) for i, micro in enumerate(part.micros)]
             ends = [0, *(i + 1 for i, many in enumerate(skips) if many)]  # up to the last one, they were left out
             keeps = part.keeps_last and not any(micro.tasks for micro in part.micros[ends[-1] :])
             lost = ends[-2] if keeps and len(ends) > 1 else ends[-1]

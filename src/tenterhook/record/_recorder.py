@@ -234,7 +234,7 @@ class Recorder:
         wraps = weights is not None and weights.wraps
         if not wraps and not self._concerns(optimizer):
             return
-        self.micro.skips += 1
+        self.micro.was_left_out = True
         if wraps:
             return
         self._left_out.add(id(optimizer))

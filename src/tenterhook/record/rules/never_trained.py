@@ -55,7 +55,7 @@ class NeverTrained(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """One finding for each reason, with the first of the parameters it holds for."""
-        if step.backwards >= _MANY and not step.optimizers and not step.skipped:
+        if step.backwards - step.skipped >= _MANY and not step.optimizers:
             text = f"{step.backwards:,} backward passes, and no step of an optimizer"
             then = "call optimizer.step() after backward()"
             self.has_looked = True
