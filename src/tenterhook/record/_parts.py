@@ -29,7 +29,7 @@ class Micro:
 
     __slots__ = (
         *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "was_left_out", "tasks", "values", "watched"),
+        *("modes", "scalars", "scaler", "tasks", "values", "was_left_out", "watched"),
     )
 
     def __init__(self, at_once: set[int], sampled: bool) -> None:

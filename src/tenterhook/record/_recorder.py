@@ -225,11 +225,9 @@ class Recorder:
     @guarded
     def left_out(self, optimizer: Any, state: Any) -> None:
         """A GradScaler may have left out a step of an optimizer: it has if gradients had overflowed."""
-        found = (
-            state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
-        )  # torch has read these just now
+        found = state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
         if not isinstance(optimizer, Optimizer) or not any(one.item() for one in found.values()):
-            return
+            return  # torch has read these just now: nobody has to wait for them
         weights = self._weights.get(optimizer)
         wraps = weights is not None and weights.wraps
         if not wraps and not self._concerns(optimizer):
