@@ -33,6 +33,7 @@ from tenterhook import (
     sites,
     sweep,
 )
+from tenterhook._inside import Inside
 from tenterhook.changes import add, scale, zero
 from tests.test_checkpoint import BOTH
 
@@ -3177,3 +3178,115 @@ def test_a_method_called_from_outside_is_seen_where_another_module_does_its_oper
         model(X)
     first, second = seen.calls("enc/encode/h")
     assert torch.equal(first, X * 2) and torch.equal(second, X * 4)
+
+
+def looks_at(monkeypatch, model, address, *inputs):
+    """How often variables were looked at in the second forward, and what was seen."""
+    looks = []
+    look = Inside._look_at_variables
+    with capture(model, address) as seen:
+        model(*inputs)
+        monkeypatch.setattr(Inside, "_look_at_variables", lambda *args, **how: looks.append(1) or look(*args, **how))
+        model(*inputs)
+        monkeypatch.undo()
+    return len(looks), [float(value) for value in seen.calls(f"{address}#0" if f"{address}#0" in seen else address)]
+
+
+def test_variables_are_looked_at_where_they_may_have_changed_and_not_at_every_operation(monkeypatch):
+    def given_by_a_call(self, x):
+        for _ in range(100):
+            x = x + 1
+        y = x.relu()
+        for _ in range(100):
+            x = x + 1
+        return x + y
+
+    def taken_over(self, x):
+        for _ in range(100):
+            x = x + 1
+        y = x
+        for _ in range(100):
+            x = x + 1
+        return x + y
+
+    for forward in (given_by_a_call, taken_over):
+        looks, values = looks_at(monkeypatch, module_of(forward), "./y", torch.zeros(1))
+        assert looks < 12
+        assert values == [100, 100]
+
+
+def test_a_loop_gives_a_variable_another_value_each_time(monkeypatch):
+    def kept(value):
+        return value
+
+    def forward(self, x):
+        for k in range(6):
+            x = x + 1
+            x = x * 1
+            if k % 2:
+                y = kept(x)  # no operation makes it
+            x = x + 1
+        return x + y
+
+    model = module_of(forward)
+    for _ in range(3):
+        with capture(model, "./y") as seen:
+            model(torch.zeros(1))
+        assert [float(seen[address]) for address in seen] == [3, 7, 11]
+
+
+def test_what_is_written_in_place_after_a_loop_is_kept_as_it_was():
+    def kept(value):
+        return value
+
+    def forward(self, x):
+        for _ in range(5):
+            x = x + 1
+        y = kept(x)
+        x.zero_()
+        for _ in range(5):
+            x = x + 1
+        y.add_(7)
+        return x + y
+
+    model = module_of(forward)
+    for _ in range(3):
+        with capture(model, "./y") as seen:
+            model(torch.zeros(1))
+        assert [float(seen[address]) for address in seen] == [5, 7]
+
+
+def test_the_same_code_that_runs_within_itself_is_looked_at_apart():
+    def kept(value):
+        return value
+
+    class Twice(nn.Module):
+        def forward(self, x, depth=2):
+            for _ in range(3):
+                x = x + 1
+            y = kept(x)
+            for _ in range(3):
+                x = x + 1
+            if depth:
+                x = x + self.forward(x * 10, depth - 1)
+            for _ in range(3):
+                x = x + y
+            return x
+
+    told = []
+
+    def truth(x, depth=2):
+        y = x + 3
+        told.append((depth, y))
+        x = x + 6
+        if depth:
+            x = x + truth(x * 10, depth - 1)
+        return x + 3 * y
+
+    truth(0.0)
+    model = Twice()
+    for _ in range(3):
+        with capture(model, "./y") as seen:
+            model(torch.zeros(1))
+        values = [float(value) for address in seen for value in seen.calls(address)]
+        assert sorted(values) == sorted(y for _, y in told)

@@ -57,14 +57,23 @@ class Call(NamedTuple):
 class Where:
     """Where a frame is, as one session sees it, and what was assigned there so far."""
 
-    def __init__(self, owner: Any, prefix: str = "", call: "Call | None" = None) -> None:
+    __slots__ = ("__weakref__", "_held", "call", "is_followed", "is_within", "looked_at", "owner", "prefix")
+
+    def __init__(self, owner: Any, prefix: str, call: Call) -> None:
         self.owner = owner
         self.prefix = prefix
-        self.call = Call(0, {}) if call is None else call
+        self.call = call
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
         self.is_within: bool | None = None  # whether one that is wanted runs, this or one around it; None: not known
-        self.held = Held()
+        self._held: Held | None = None
+
+    @property
+    def held(self) -> Held:
+        """What its variables are known to hold."""
+        if self._held is None:
+            self._held = Held()
+        return self._held
 
     def copy(self) -> "Where":
         """The same, with counts of its own: for what runs again."""
@@ -75,17 +84,28 @@ class Where:
         return Where(self.owner, f"{self.prefix}/{part}", self.call)
 
 
-NOWHERE = Where(None)
+NOWHERE = Where(None, "", Call(0, {}))
+_NO_MARK = object()
 
 
 class _Mark:
     """What a frame carries: where it is, for each session that looks into it."""
+
+    __slots__ = ("__weakref__", "of")
 
     def __init__(self) -> None:
         self.of: dict[int, Where] = {}
 
     def __call__(self, frame: object, event: str, argument: object) -> "_Mark":
         return self  # a debugger that starts here calls it
+
+
+def mark_of(frame: Any) -> object:
+    """What a frame carries, and no other does; an object of no frame's where a debugger needs the place."""
+    mark = frame.f_trace
+    if mark is None and sys.gettrace() is None:  # else it may be about to put its own there
+        mark = frame.f_trace = _Mark()
+    return mark if type(mark) is _Mark else _NO_MARK
 
 
 class Frames:
@@ -172,9 +192,7 @@ class Frames:
     def _mark(self, frame: Any, where: Where) -> None:
         if where is NOWHERE:
             return
-        mark = frame.f_trace
-        if mark is None and sys.gettrace() is None:  # else a debugger may be about to put its own there
-            mark = frame.f_trace = _Mark()
+        mark = mark_of(frame)
         if type(mark) is _Mark:
             mark.of[self.key] = where
             return
@@ -185,7 +203,7 @@ class Frames:
     def _by_itself(self, frame: Any) -> Where | None:
         """Where a frame is, if that can be said without the frames above it."""
         code, back = frame.f_code, _above(frame)
-        function = self._functions.get(code)
+        function = self._functions.get(code) if self._functions else None
         if function is not None and function.is_run_by(frame):
             return Where(function, "", self.new_call(function))
         if back is None or (code.co_filename.startswith(_OURS) and not _is_transparent(code)):

@@ -24,6 +24,8 @@ class _Made(NamedTuple):
 class Held:
     """What the variables of one call of a function hold."""
 
+    __slots__ = ("_coming", "_last")
+
     def __init__(self) -> None:
         self._last: dict[str, Callable[[], Any]] = {}  # by variable: what it held when last seen
         self._coming: dict[str, list[_Made]] = {}  # by variable: what was made for it since

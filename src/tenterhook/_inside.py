@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -42,14 +41,16 @@ from tenterhook._frames import (
     is_plumbing,
     is_running,
     keys,
+    mark_of,
     place_of,
     rebind,
     runs_module,
     variables,
 )
 from tenterhook._handles import Hook
+from tenterhook._here import Here
 from tenterhook._mode import Mode
-from tenterhook._names import Spot, Spots, spots
+from tenterhook._names import Spot, spots
 from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
 from tenterhook._replay import graph_task
@@ -61,33 +62,12 @@ from tenterhook._tap import Tap
 _frame = sys._getframe
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PROBABILITIES = "probabilities"
+_NO_FRAME = object()
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
 
 
 # By thread, while somebody's function is called there: the first of the sessions since, the backward pass around it.
 _busy: dict[int, tuple[int, int]] = {}
-
-
-class _Here:
-    """What a session knows of one function that ran."""
-
-    __slots__ = ("changing", "code", "names", "ran", "skip", "spots", "unproven", "watch")
-
-    def __init__(self, code: types.CodeType, spots: Spots | None) -> None:
-        self.code = code  # kept alive, so that its id stays its own
-        self.spots = spots  # None if it is not the model's
-        self.names: set[str] | None = set()  # those that are wanted; None if it may be any
-        self.ran = False  # whether an operation was seen in it
-        self.skip: set[int] = set()  # the places that nobody wants
-        self.watch: tuple[str, ...] = ()  # the variables to look after
-        self.unproven: set[int] = set()  # the arithmetic that gives them a value and was never seen to be an operation
-        self.changing: list[int] = []  # where these may get other values, in order
-
-    def is_unchanged(self, since: int, now: int) -> bool:
-        """Whether the variables must be what they were, from one place in the code to another."""
-        if since >= now or self.spots is None or self.spots.loops:
-            return False
-        return bisect_left(self.changing, since) == bisect_left(self.changing, now)
 
 
 class Inside(Mode):
@@ -102,9 +82,9 @@ class Inside(Mode):
         self._moment = Moment()
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
-        self._here: dict[int, _Here] = {}  # by the id of the code
-        self._code: types.CodeType | None = None  # of the last operation
-        self._skip: set[int] = set()  # what to skip in it
+        self._here: dict[int, Here] = {}  # by the id of the code
+        self._mark: object = _NO_FRAME  # of the frame of the last operation
+        self._quiet: set[int] = set()  # the places there at which there is nothing to do, until another frame runs
         self._watches = False
         self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
         self._is_twin = False  # of which the hooks on modules know nothing
@@ -121,7 +101,7 @@ class Inside(Mode):
         self.was_elsewhere = False  # whether one was called in another thread
         self._may_change = False  # whether other hooks come after ours
         self._running: dict[
-            int, list[tuple[Any, _Here, int, Where]]
+            int, list[tuple[Any, Here, int, Where]]
         ] = {}  # by thread: the functions that are looked after
         self._taps: dict[tuple[int, str, int], list[Tap]] = {}
 
@@ -188,11 +168,11 @@ class Inside(Mode):
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         frame: Any = _frame(1)
-        if frame.f_code is self._code and frame.f_lasti in self._skip:  # nobody wants it: at the least cost
+        if frame.f_trace is self._mark and frame.f_lasti in self._quiet:  # at the least cost
             return func(*args, **kwargs) if kwargs else func(*args)
         here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
-        if frame.f_lasti in here.skip and not self._alert:
-            self._code, self._skip = here.code, here.skip
+        if frame.f_lasti in here.skip and not self._alert and not here.watch:
+            self._mark, self._quiet = mark_of(frame), here.skip
             return func(*args, **kwargs) if kwargs else func(*args)
         self._moment.over()
         iterates = False
@@ -206,13 +186,11 @@ class Inside(Mode):
             return func(*args, **kwargs) if kwargs else func(*args)
         here.ran = True
         spot = self._spot(here, frame.f_lasti)
-        if not self._alert:
-            self._code, self._skip = here.code, here.skip
-            if not self._opened and self._is_idle(frame, here, spot):
-                out = func(*args, **kwargs) if kwargs else func(*args)
-                if here.unproven and holds_tensors(out):
-                    self._prove(here, here.spots[frame.f_lasti].offset)
-                return out
+        if not self._alert and not self._opened and self._is_idle(frame, here, spot):
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if here.unproven and holds_tensors(out):
+                self._prove(here, here.spots[frame.f_lasti].offset)
+            return out
         if self._alert or here.watch:
             self._notice(frame, here, writes(func))
         if self._probabilities and func is attention:
@@ -233,30 +211,43 @@ class Inside(Mode):
             self._note_taker(frame, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
         self._moment.over()
+        self._rest(frame, here)
         return out
 
-    def _known(self, code: types.CodeType) -> _Here:
+    def _rest(self, frame: Any, here: Here) -> None:
+        """From here on there is nothing to do at some places of a frame, until another runs."""
+        quiet = here.skip
+        if self._alert or here.watch:
+            if self._shares or here.code.co_flags & _SUSPENDS:  # others may assign to what is looked after here
+                self._mark = _NO_FRAME
+                return
+            where = self._frames.where(frame)
+            if where.is_followed:
+                quiet = here.quiet.setdefault(where.looked_at, set())
+        self._mark, self._quiet = mark_of(frame), quiet
+
+    def _known(self, code: types.CodeType) -> Here:
         here = self._here.get(id(code))
         if here is None:
             is_ours = is_plumbing(code.co_filename, code.co_name)
-            here = self._here[id(code)] = _Here(code, None if is_ours else spots(code))
+            here = self._here[id(code)] = Here(code, None if is_ours else spots(code))
             every = (pattern for patterns in self._wanted.values() for pattern in patterns)
             here.names = None if self._any_name else {pattern.last for pattern in every if pattern.may_be_in(code)}
             self._set_watch(here)
         return here
 
-    def _spot(self, here: _Here, place: int) -> Spot | None:
+    def _spot(self, here: Here, place: int) -> Spot | None:
         """What is at a place, if somebody may want it."""
         assert here.spots is not None
         spot = here.spots[place]
         if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
             return spot
         may_matter = self._hands_up and (spot.exit is not None or (spot.is_shared and self._shares))
-        if not here.watch and not self._opened and not may_matter:
+        if not self._opened and not may_matter:
             here.skip.add(place)
         return None
 
-    def _is_idle(self, frame: Any, here: _Here, spot: Spot | None) -> bool:
+    def _is_idle(self, frame: Any, here: Here, spot: Spot | None) -> bool:
         """Whether nobody wants what is made at a place, nor what another function makes of it: no such one runs."""
         assert here.spots is not None
         place = here.spots[frame.f_lasti]
@@ -267,7 +258,11 @@ class Inside(Mode):
         if spot is None and not here.watch:
             return True
         is_new = self._frames.is_new(frame)  # so that nobody has looked at those around it
-        return self._watches and not is_new and not self._frames.is_within(frame, self._wanted)
+        if not self._watches or is_new or self._frames.is_within(frame, self._wanted):
+            return False
+        here.outside.add(frame.f_lasti)
+        self._mark, self._quiet = mark_of(frame), here.outside
+        return True
 
     def _came(
         self, frame: Any, spot: Spot, taker: Taker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -289,7 +284,7 @@ class Inside(Mode):
         new = self._reach(where, name, value, spot, older=was_given)
         return out if new is None else new
 
-    def _compute_beside(self, frame: Any, here: _Here, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compute_beside(self, frame: Any, here: Here, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a fused kernel does not give, for those who ask for it."""
         where = self._frames.where(frame)
         if id(where.owner) in self._wanted and here.spots is not None:
@@ -425,7 +420,7 @@ class Inside(Mode):
 
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
-        if self._is_elsewhere():
+        if (_busy or threading.get_ident() != self._thread) and self._is_elsewhere():
             if not self._is_hidden():
                 self._pass_by(module)
             return
@@ -491,6 +486,7 @@ class Inside(Mode):
             self._running.clear()
             self._attributes.clear()
             self._moment.over()
+            self._mark = _NO_FRAME
 
     def _look_back(self, frame: Any) -> None:
         """See which variables of functions that have ended got values after their last operation."""
@@ -505,7 +501,7 @@ class Inside(Mode):
             where.is_followed = False  # a generator may go on
             self._set_alert()
 
-    def _set_watch(self, here: _Here) -> None:
+    def _set_watch(self, here: Here) -> None:
         """Find the variables of a function that are not known to get their values from operations alone."""
         known, names = here.spots, here.names
         if known is None:
@@ -518,15 +514,16 @@ class Inside(Mode):
         taking += [name for name, at in doubtful.items() if at and name not in taking]
         here.watch = tuple(taking)
         here.changing = known.stores(here.watch)
+        here.forget()
         shares = self._shares or not known.shared.isdisjoint(taking)
         if here.watch and (shares != self._shares or not self._watches):
             self._watches = self._hands_up = True
             self._shares = shares
             for other in self._here.values():
-                other.skip.clear()
+                other.forget()
             self._set_alert()
 
-    def _prove(self, here: _Here, offset: int) -> None:
+    def _prove(self, here: Here, offset: int) -> None:
         """An operation was seen at a place: the variable that takes it need not be looked after for its sake."""
         if offset not in here.unproven:
             return
@@ -544,9 +541,9 @@ class Inside(Mode):
         is_wanted = self._watches or bool(self._unmet)
         runs = bool(self._active) or any(self._running.values())
         self._alert = is_wanted and (runs or self._is_met_anywhere or self._is_twin)
-        self._code = None
+        self._mark = _NO_FRAME
 
-    def _notice(self, frame: Any, here: _Here, writing: bool) -> None:
+    def _notice(self, frame: Any, here: Here, writing: bool) -> None:
         """Before an operation: see which variables have got other values since the last one."""
         for outer in self._outer():
             known = outer._known(frame.f_code)
@@ -585,7 +582,7 @@ class Inside(Mode):
                 self._unmet.remove((id(where.owner), where.prefix))
                 self._set_alert()
 
-    def _look_at_variables(self, frame: Any, here: _Here, where: Where | None = None, again: bool = False) -> None:
+    def _look_at_variables(self, frame: Any, here: Here, where: Where | None = None, again: bool = False) -> None:
         """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
 
         `where` is given if it has ended.
@@ -594,21 +591,19 @@ class Inside(Mode):
         where = where or self._frames.where(frame)
         if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
             return
-        last, where.looked_at = where.looked_at, frame.f_lasti
+        last = where.looked_at
         if where.is_followed and here.is_unchanged(last, frame.f_lasti):
+            if frame.f_lasti in here.skip:
+                here.quiet.setdefault(last, set()).add(frame.f_lasti)
             return
+        where.looked_at = frame.f_lasti
         assert here.spots is not None
         values = variables(frame, here.watch)
         if not where.is_followed:
             where.is_followed = True
             self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
             self._set_alert()
-            given = {**dict(values), **arguments(frame)}  # as far as can be told
-            if not where.prefix:
-                given.update(self._attributes.get(id(where.owner), ()))
-            for name in where.held.unknown(here.spots.rebound.intersection(here.watch)):
-                if not here.spots.is_assigned(name, frame.f_lasti):
-                    where.held.put(name, given.get(name))
+            self._remember_given(frame, here, where, values)
         where.held.forget(set(here.watch).difference(dict(values)), here.spots, frame.f_lasti, again)
         for name, value in values:
             if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
@@ -627,6 +622,19 @@ class Inside(Mode):
                 rebind(frame, name, new)
                 for session in (*self._outer(), self):
                     session._frames.where(frame).held.put(name, new)
+
+    def _remember_given(self, frame: Any, here: Here, where: Where, values: list[tuple[str, Any]]) -> None:
+        """What the variables of a function held when it was called: arguments, attributes, as far as can be told."""
+        assert here.spots is not None
+        names = here.spots.rebound.intersection(here.watch)
+        if not names:
+            return
+        given = {**dict(values), **arguments(frame)}
+        if not where.prefix:
+            given.update(self._attributes.get(id(where.owner), ()))
+        for name in where.held.unknown(names):
+            if not here.spots.is_assigned(name, frame.f_lasti):
+                where.held.put(name, given.get(name))
 
     def _outer(self) -> "list[Inside]":
         """The sessions around this one that look into forwards, the outermost first: they come before it."""

@@ -209,7 +209,10 @@ class Spots(dict[int, Spot]):
 
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
-        places = (offset for offset in self._stores.get(name, ()) if offset != but)
+        return self.passes(since, [offset for offset in self._stores.get(name, ()) if offset != but], now)
+
+    def passes(self, since: int, places: list[int], now: int) -> bool:
+        """Whether some way from one place to another leads by one of some others."""
         return any(self._steps.from_to(since, place, now) for place in places)
 
     def is_fresh(self, name: str, now: int) -> bool:
