@@ -422,6 +422,12 @@ def _holders(thing: object) -> int:
     return sys.getrefcount(thing)
 
 
+def let_go(frame: Any) -> None:
+    """Have a function that was traced hold its variables alone."""
+    if _is_copy and is_running(frame):
+        _let_go(frame, frame.f_locals)
+
+
 def rebind(frame: Any, name: str, value: Any) -> None:
     """Give a variable of a function that is running another value, as a debugger does."""
     values = frame.f_locals

@@ -1,9 +1,13 @@
 """What a session knows of one function whose operations it sees: what is wanted there, and where nothing is to do."""
 
+import inspect
 import types
 from bisect import bisect_left
 
-from tenterhook._names import Spots
+from tenterhook._bytecode import LOOKERS
+from tenterhook._names import Spot, Spots
+
+SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Here:
@@ -13,8 +17,10 @@ class Here:
         "_unchanged",
         "changing",
         "code",
+        "nameless",
         "names",
         "outside",
+        "patience",
         "quiet",
         "ran",
         "skip",
@@ -27,6 +33,8 @@ class Here:
         self.code = code  # kept alive, so that its id stays its own
         self.spots = spots  # None if it is not the model's
         self.names: set[str] | None = set()  # those that are wanted; None if it may be any
+        self.nameless = True  # whether what no variable takes may be wanted
+        self.patience = 16  # how many operations of which nobody wants anything before the mode may pause
         self.ran = False  # whether an operation was seen in it
         self.watch: tuple[str, ...] = ()  # the variables to look after
         self.unproven: set[int] = set()  # the arithmetic that gives them a value and was never seen to be an operation
@@ -39,6 +47,27 @@ class Here:
         self.outside: set[int] = set()  # those that were run where nothing is wanted
         self.quiet: dict[int, set[int]] = {}  # by the place where the variables were looked at: where they are the same
         self._unchanged: dict[tuple[int, int], bool] = {}
+
+    def wants(self, spot: Spot) -> bool:
+        """Whether somebody may want what is made at a place in it."""
+        if not self.names:
+            return self.names is None
+        return spot.is_statement or not self.names.isdisjoint(spot.variables) or (self.nameless and spot.is_nameless)
+
+    def lines(self, hands_up: bool) -> frozenset[int] | None:
+        """The lines in which there may be something to do; None if it must not be traced."""
+        if self.spots is None or self.names is None:
+            return None
+        asked = hands_up, self.nameless, frozenset(self.names), self.watch
+        known = self.spots.known_lines
+        if asked not in known:
+            known[asked] = self._find_lines(hands_up) if _may_be_traced(self.code) else None
+        return known[asked]
+
+    def _find_lines(self, hands_up: bool) -> frozenset[int] | None:
+        assert self.spots is not None
+        counts = (lambda spot: self.wants(spot) or spot.exit is not None) if hands_up else self.wants
+        return self.spots.lines(counts, {*(self.names or ()), *self.watch})
 
     def is_unchanged(self, since: int, now: int) -> bool:
         """Whether the variables must be what they were, from one place in the code to another."""
@@ -53,3 +82,11 @@ class Here:
         if not self.spots.loops:
             return since < now and bisect_left(self.changing, since) == bisect_left(self.changing, now)
         return self.spots.shared.isdisjoint(self.watch) and not self.spots.passes(since, self.changing, now)
+
+
+def _may_be_traced(code: types.CodeType) -> bool:
+    if code.co_flags & SUSPENDS or not code.co_flags & inspect.CO_OPTIMIZED:
+        return False
+    if code.co_cellvars or code.co_freevars:  # a tracer writes back what another thread may have changed meanwhile
+        return False
+    return LOOKERS.isdisjoint(code.co_names) and "f_locals" not in code.co_names

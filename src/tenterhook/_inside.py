@@ -10,7 +10,6 @@ for that value; so the names need not be known beforehand.
 """
 
 import copy
-import inspect
 import sys
 import threading
 import types
@@ -41,6 +40,7 @@ from tenterhook._frames import (
     is_plumbing,
     is_running,
     keys,
+    let_go,
     mark_of,
     place_of,
     rebind,
@@ -48,11 +48,12 @@ from tenterhook._frames import (
     variables,
 )
 from tenterhook._handles import Hook
-from tenterhook._here import Here
+from tenterhook._here import SUSPENDS, Here
 from tenterhook._mode import Mode
 from tenterhook._names import Spot, spots
 from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
 from tenterhook._pattern import Pattern, codes_of, hand_to
+from tenterhook._pause import Pause
 from tenterhook._replay import graph_task
 from tenterhook._scope import Moment
 from tenterhook._scope import here as open_sessions
@@ -60,7 +61,6 @@ from tenterhook._sites import Site
 from tenterhook._tap import Tap
 
 _frame = sys._getframe
-_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PROBABILITIES = "probabilities"
 _NO_FRAME = object()
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
@@ -85,6 +85,10 @@ class Inside(Mode):
         self._here: dict[int, Here] = {}  # by the id of the code
         self._mark: object = _NO_FRAME  # of the frame of the last operation
         self._quiet: set[int] = set()  # the places there at which there is nothing to do, until another frame runs
+        self._row = 0  # how many operations there were at these, one after the other
+        self._patience = 0
+        self._pause: Pause | None = None  # while one goes on
+        self._traced: Any = None  # the frame that was traced, until it is seen to
         self._watches = False
         self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
         self._is_twin = False  # of which the hooks on modules know nothing
@@ -140,7 +144,7 @@ class Inside(Mode):
             codes = codes_of(owner)
             if isinstance(owner, nn.Module) and any(pattern.needs_hooks(codes) for pattern in patterns):
                 results.update(id(module) for module in owner.modules())
-            elif any(code.co_flags & _SUSPENDS for code in codes):
+            elif any(code.co_flags & SUSPENDS for code in codes):
                 results.add(id(owner))
         return calls | results, results
 
@@ -155,6 +159,7 @@ class Inside(Mode):
         twin = copy.copy(self)
         twin._thread = threading.get_ident()
         twin._is_twin = True
+        twin._pause = twin._traced = None
         twin._set_alert()
         return twin
 
@@ -169,10 +174,16 @@ class Inside(Mode):
     ) -> Any:
         frame: Any = _frame(1)
         if frame.f_trace is self._mark and frame.f_lasti in self._quiet:  # at the least cost
+            self._row += 1
+            if self._row == self._patience:
+                self._begin_pause(frame)
             return func(*args, **kwargs) if kwargs else func(*args)
+        if self._traced is not None:
+            let_go(self._traced)
+            self._traced = None
         here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
         if frame.f_lasti in here.skip and not self._alert and not here.watch:
-            self._mark, self._quiet = mark_of(frame), here.skip
+            self._rest(frame, here, here.skip)
             return func(*args, **kwargs) if kwargs else func(*args)
         self._moment.over()
         iterates = False
@@ -211,20 +222,29 @@ class Inside(Mode):
             self._note_taker(frame, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
         self._moment.over()
-        self._rest(frame, here)
+        if not self._alert and not here.watch:
+            self._rest(frame, here, here.skip)
+        elif not self._shares and not here.code.co_flags & SUSPENDS:  # else others may assign to what is looked after
+            where = self._frames.where(frame)
+            self._rest(frame, here, here.quiet.setdefault(where.looked_at, set()) if where.is_followed else here.skip)
         return out
 
-    def _rest(self, frame: Any, here: Here) -> None:
+    def _rest(self, frame: Any, here: Here, quiet: set[int]) -> None:
         """From here on there is nothing to do at some places of a frame, until another runs."""
-        quiet = here.skip
-        if self._alert or here.watch:
-            if self._shares or here.code.co_flags & _SUSPENDS:  # others may assign to what is looked after here
-                self._mark = _NO_FRAME
-                return
-            where = self._frames.where(frame)
-            if where.is_followed:
-                quiet = here.quiet.setdefault(where.looked_at, set())
-        self._mark, self._quiet = mark_of(frame), quiet
+        self._mark, self._quiet, self._row, self._patience = mark_of(frame), quiet, 0, here.patience
+
+    def _begin_pause(self, frame: Any) -> None:
+        """Nobody wants anything of many operations in a row: have the mode off while it stays so."""
+        lines = None if self._shares or self._opened else self._known(frame.f_code).lines(self._hands_up)
+        if lines is None or frame.f_lineno in lines or sys.gettrace() is not None or len(open_sessions()) > 1:
+            return
+        self._pause = Pause(self, frame, lines, self._end_pause)
+        self._pause.begin()
+
+    def _end_pause(self, pause: Pause) -> None:
+        self._pause, self._traced, self._mark = None, pause.frame, _NO_FRAME
+        if not pause.was_worth_it():
+            self._known(pause.frame.f_code).patience *= 4
 
     def _known(self, code: types.CodeType) -> Here:
         here = self._here.get(id(code))
@@ -233,6 +253,7 @@ class Inside(Mode):
             here = self._here[id(code)] = Here(code, None if is_ours else spots(code))
             every = (pattern for patterns in self._wanted.values() for pattern in patterns)
             here.names = None if self._any_name else {pattern.last for pattern in every if pattern.may_be_in(code)}
+            here.nameless = any(is_operation(name) or not has_variable(code, name) for name in here.names or ())
             self._set_watch(here)
         return here
 
@@ -240,7 +261,7 @@ class Inside(Mode):
         """What is at a place, if somebody may want it."""
         assert here.spots is not None
         spot = here.spots[place]
-        if here.names is None or (here.names and (spot.taker is None or not here.names.isdisjoint(spot.variables))):
+        if here.wants(spot):
             return spot
         may_matter = self._hands_up and (spot.exit is not None or (spot.is_shared and self._shares))
         if not self._opened and not may_matter:
@@ -261,7 +282,7 @@ class Inside(Mode):
         if not self._watches or is_new or self._frames.is_within(frame, self._wanted):
             return False
         here.outside.add(frame.f_lasti)
-        self._mark, self._quiet = mark_of(frame), here.outside
+        self._rest(frame, here, here.outside)
         return True
 
     def _came(
@@ -319,7 +340,7 @@ class Inside(Mode):
         while way is not None and holds_tensors(value):
             code, frame = frame.f_code, frame.f_back
             here = self._known(frame.f_code)
-            if here.spots is None or code.co_flags & _SUSPENDS:
+            if here.spots is None or code.co_flags & SUSPENDS:
                 break
             spot = here.spots[frame.f_lasti]
             self._note_taker(frame, spot, value)
@@ -420,6 +441,8 @@ class Inside(Mode):
 
     def before(self, module: nn.Module) -> None:
         """A module is about to be called, and may write into what it is given."""
+        if self._pause is not None:  # an error has ended the tracing
+            self._pause.end()
         if (_busy or threading.get_ident() != self._thread) and self._is_elsewhere():
             if not self._is_hidden():
                 self._pass_by(module)
@@ -487,6 +510,9 @@ class Inside(Mode):
             self._attributes.clear()
             self._moment.over()
             self._mark = _NO_FRAME
+            if self._pause is not None:
+                self._pause.end()
+            self._traced = None
 
     def _look_back(self, frame: Any) -> None:
         """See which variables of functions that have ended got values after their last operation."""
@@ -551,7 +577,7 @@ class Inside(Mode):
                 outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
-        if writing or self._frames.is_new(frame) or frame.f_code.co_flags & _SUSPENDS:
+        if writing or self._frames.is_new(frame) or frame.f_code.co_flags & SUSPENDS:
             if self._unmet:
                 self._meet(frame)
             running = self._running.setdefault(threading.get_ident(), [])

@@ -9,7 +9,7 @@ numbers.
 import inspect
 import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from tenterhook._bytecode import (
@@ -98,6 +98,7 @@ class Spots(dict[int, Spot]):
         self.code = code  # keeps it alive, so that its id stays its own
         self._steps = Steps(code)
         self.proven: set[int] = set()  # the arithmetic that was seen to be an operation of torch
+        self.known_lines: dict[object, frozenset[int] | None] = {}  # for those who have asked for some before
 
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
@@ -178,7 +179,7 @@ class Spots(dict[int, Spot]):
             return self._steps.attribute(i)
         return str(step.argument) if step.op in STORES or step.op == "DELETE_FAST" else None
 
-    def stores(self, names: tuple[str, ...]) -> list[int]:
+    def stores(self, names: Iterable[str]) -> list[int]:
         """Where some variables are assigned, in order."""
         return sorted(offset for name in names for offset in self._stores.get(name, ()))
 
@@ -210,6 +211,14 @@ class Spots(dict[int, Spot]):
     def may_assign(self, name: str, since: int, now: int, but: int = -1) -> bool:
         """Whether a variable may have been assigned here from one place to another, other than at a third."""
         return self.passes(since, [offset for offset in self._stores.get(name, ()) if offset != but], now)
+
+    def lines(self, wanted: Callable[[Spot], bool], names: Iterable[str]) -> frozenset[int] | None:
+        """The lines with an operation that is wanted, or with an assignment to some variables; None if not known."""
+        operations = (step.offset for step in self._steps if step.op.startswith((*OPERATIONS, *WRITES)))
+        offsets = [*(offset for offset in operations if wanted(self[offset])), *self.stores(names)]
+        ranges = list(self.code.co_lines())
+        found = {line for offset in offsets for start, end, line in ranges if start <= offset < end}
+        return frozenset(line for line in found if line is not None) if None not in found else None
 
     def passes(self, since: int, places: list[int], now: int) -> bool:
         """Whether some way from one place to another leads by one of some others."""
