@@ -94,7 +94,7 @@ class _Mark:
     __slots__ = ("__weakref__", "of")
 
     def __init__(self) -> None:
-        self.of: dict[int, Where] = {}
+        self.of: dict[int, Where | None] = {}  # None where nobody has asked yet
 
     def __call__(self, frame: object, event: str, argument: object) -> "_Mark":
         return self  # a debugger that starts here calls it
@@ -118,7 +118,7 @@ class Frames:
         self.key = next(keys)  # larger than that of any session before
         self._modules = {id(module) for module in modules}
         self._functions: dict[types.CodeType, Any] = {}
-        self._traced: dict[Any, Where] = {}  # those that a debugger has marked
+        self._traced: dict[Any, Where | None] = {}  # those that a debugger has marked
         self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
         # By the id of the owner, and the method if that was called from outside: how many there were, as far as known.
         self._calls: dict[tuple[int, str], int] = {}
@@ -158,6 +158,11 @@ class Frames:
         mark = frame.f_trace
         return self.key not in mark.of if type(mark) is _Mark else frame not in self._traced
 
+    def see(self, frame: Any) -> None:
+        """Something was seen in this frame."""
+        if self.is_new(frame):
+            self._mark(frame, None)
+
     def where(self, frame: Any) -> Where:
         """Where a frame is; NOWHERE if in no forward of the model's."""
         waiting = []  # for what the frames above them say
@@ -189,7 +194,7 @@ class Frames:
         mark = frame.f_trace
         return mark.of.get(self.key) if type(mark) is _Mark else self._traced.get(frame)
 
-    def _mark(self, frame: Any, where: Where) -> None:
+    def _mark(self, frame: Any, where: Where | None) -> None:
         if where is NOWHERE:
             return
         mark = mark_of(frame)

@@ -52,7 +52,9 @@ class Here:
         """Whether somebody may want what is made at a place in it."""
         if not self.names:
             return self.names is None
-        return spot.is_statement or not self.names.isdisjoint(spot.variables) or (self.nameless and spot.is_nameless)
+        if spot.is_statement:
+            return spot.writes_into is None or spot.writes_into in self.names
+        return not self.names.isdisjoint(spot.variables) or (self.nameless and spot.is_nameless)
 
     def lines(self, hands_up: bool) -> frozenset[int] | None:
         """The lines in which there may be something to do; None if it must not be traced."""

@@ -138,13 +138,10 @@ class Inside(Mode):
     def to_hook(self) -> tuple[set[int], set[int]]:
         """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
         calls = set(self._wanted)
-        results: set[int] = set()
+        results = {id(module) for patterns in self._wanted.values() for one in patterns for module in one.givers()}
         for patterns in self._wanted.values():
             owner = patterns[0].tap.site.module
-            codes = codes_of(owner)
-            if isinstance(owner, nn.Module) and any(pattern.needs_hooks(codes) for pattern in patterns):
-                results.update(id(module) for module in owner.modules())
-            elif any(code.co_flags & SUSPENDS for code in codes):
+            if any(code.co_flags & SUSPENDS for code in codes_of(owner)):
                 results.add(id(owner))
         return calls | results, results
 
@@ -192,6 +189,8 @@ class Inside(Mode):
         if here.spots is None:
             iterates = frame.f_code.co_name == "__iter__"
             frame = asker(frame)
+            if frame.f_trace is self._mark and frame.f_lasti in self._quiet:
+                return func(*args, **kwargs) if kwargs else func(*args)
             here = self._known(frame.f_code)
         if here.spots is None:  # torch's own doings, or ours
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -225,13 +224,17 @@ class Inside(Mode):
         if not self._alert and not here.watch:
             self._rest(frame, here, here.skip)
         elif not self._shares and not here.code.co_flags & SUSPENDS:  # else others may assign to what is looked after
-            where = self._frames.where(frame)
+            where = self._frames.where(frame) if here.watch else NOWHERE
             self._rest(frame, here, here.quiet.setdefault(where.looked_at, set()) if where.is_followed else here.skip)
         return out
 
     def _rest(self, frame: Any, here: Here, quiet: set[int]) -> None:
         """From here on there is nothing to do at some places of a frame, until another runs."""
-        self._mark, self._quiet, self._row, self._patience = mark_of(frame), quiet, 0, here.patience
+        assert here.spots is not None
+        if len(quiet) > 2 or here.spots.loops:  # else it is over before that pays
+            self._mark, self._quiet, self._row, self._patience = mark_of(frame), quiet, 0, here.patience
+        else:
+            self._mark = _NO_FRAME
 
     def _begin_pause(self, frame: Any) -> None:
         """Nobody wants anything of many operations in a row: have the mode off while it stays so."""
@@ -252,7 +255,8 @@ class Inside(Mode):
             is_ours = is_plumbing(code.co_filename, code.co_name)
             here = self._here[id(code)] = Here(code, None if is_ours else spots(code))
             every = (pattern for patterns in self._wanted.values() for pattern in patterns)
-            here.names = None if self._any_name else {pattern.last for pattern in every if pattern.may_be_in(code)}
+            may_be = (pattern for pattern in every if pattern.may_be_in(code) and pattern.may_name(code))
+            here.names = None if self._any_name else {pattern.last for pattern in may_be}
             here.nameless = any(is_operation(name) or not has_variable(code, name) for name in here.names or ())
             self._set_watch(here)
         return here
@@ -344,9 +348,10 @@ class Inside(Mode):
                 break
             spot = here.spots[frame.f_lasti]
             self._note_taker(frame, spot, value)
-            if (spot.taker is None and spot.exit is None) or not is_call_of(frame, spot.called, code):
+            is_wanted = here.names is None or not here.names.isdisjoint(spot.variables)
+            if (not is_wanted and spot.exit is None) or not is_call_of(frame, spot.called, code):
                 break
-            if here.names is None or not here.names.isdisjoint(spot.variables):
+            if is_wanted:
                 where = self._frames.where(frame)
                 if id(where.owner) in self._wanted and not _is_wrapper(frame.f_code, where):
                     if here.watch:
@@ -411,7 +416,7 @@ class Inside(Mode):
 
     def bound(self, module: nn.Module, output: Any) -> Any:
         """A module's output, which a variable may take. Returns what the model goes on with, or None."""
-        if self._is_elsewhere():
+        if (_busy or threading.get_ident() != self._thread) and self._is_elsewhere():
             return None
         if (calls := self._active.pop(id(module), 0)) > 1:
             self._active[id(module)] = calls - 1
@@ -454,14 +459,14 @@ class Inside(Mode):
                 self._taken.clear()
             self._frames.called(module, _frame(2))
             self._active[id(module)] = self._active.get(id(module), 0) + 1
+            self._set_alert()
             if names := self._own_attributes(module):
                 self._attributes[id(module)] = attributes(module, names)
         if not self._watches and not self._hands_up:
             return
         frame = _caller(_frame(2))
         here = self._known(frame.f_code)
-        self._set_alert()
-        if (self._alert or here.watch) and here.spots is not None:
+        if (self._alert or here.watch) and here.spots is not None and not self._is_settled(frame, here):
             self._moment.over()
             self._notice(frame, here, False)
             self._moment.over()
@@ -577,20 +582,38 @@ class Inside(Mode):
                 outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
-        if writing or self._frames.is_new(frame) or frame.f_code.co_flags & SUSPENDS:
+        if self._frames.is_new(frame) or frame.f_code.co_flags & SUSPENDS or (writing and self._shares):
+            around = self._around(frame)
             if self._unmet:
                 self._meet(frame)
             running = self._running.setdefault(threading.get_ident(), [])
-            around, length = frame.f_back, len(running)
-            while around is not None:
-                other = self._here.get(id(around.f_code))
+            length = len(running)
+            for one in around:
+                other = self._here.get(id(one.f_code))
                 if other is not None and other.watch:
-                    self._look_at_variables(around, other)
-                around = around.f_back
+                    self._look_at_variables(one, other)
             running[length:] = running[length:][::-1]  # the outermost first, as on the stack
-            self._frames.where(frame)  # no longer new
+            if here.names or here.names is None:
+                self._frames.where(frame)
+            self._frames.see(frame)  # no longer new
         if here.watch:
             self._look_at_variables(frame, here, again=True)
+
+    def _is_settled(self, frame: Any, here: Here) -> bool:
+        """Whether the innermost function that is looked after is this one, and its variables are as they were."""
+        running = self._running.get(threading.get_ident())
+        if not running or running[-1][0] is not frame or self._shares or here.code.co_flags & SUSPENDS:
+            return False
+        return here.is_unchanged(running[-1][3].looked_at, frame.f_lasti) and not self._outer()
+
+    def _around(self, frame: Any) -> list[Any]:
+        """The frames around one, from the inside out, up to where nothing can have changed since a look at them."""
+        found = []
+        while (frame := frame.f_back) is not None:
+            found.append(frame)
+            if not self._shares and not self._frames.is_new(frame) and not frame.f_code.co_flags & SUSPENDS:
+                break  # those around it have been waiting for it
+        return found
 
     def _meet(self, frame: Any) -> None:
         """Know the functions around an operation that have run none of their own so far."""

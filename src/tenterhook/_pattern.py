@@ -2,16 +2,20 @@
 
 import inspect
 import types
+from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tenterhook._address import matches, may_cover, split_number
 from tenterhook._bytecode import COMPREHENSIONS
 from tenterhook._errors import EditError
+from tenterhook._frames import has_variable
 from tenterhook._names import Spot, spots
+from tenterhook._operation import is_functional, is_operation
 from tenterhook._tap import Tap
 
+_ANYTHING = object()
 _NO_FORWARD = nn.modules.module._forward_unimplemented.__code__
 
 
@@ -33,11 +37,32 @@ class Pattern:
             return True
         return code.co_name == "forward" and helper in code.co_qualname.split(".")  # it goes by its class
 
-    def needs_hooks(self, codes: list[types.CodeType]) -> bool:
-        """Whether something else than operations may give such a variable its value: a module, perhaps."""
-        if not codes or self.helpers or "*" in self.last:
+    def may_name(self, code: types.CodeType) -> bool:
+        """Whether a function that may hold such a value has a variable or operation of its name."""
+        if self.helpers or "*" in self.last or has_variable(code, self.last) or is_operation(self.last):
             return True
-        return any(self.last in spots(code).givers for code in codes)
+        return not any(has_variable(own, self.last) for own in codes_of(self.tap.site.module))
+
+    def givers(self) -> Iterable[nn.Module]:
+        """The modules whose outputs such a variable may take; empty if operations alone give it its value."""
+        owner = self.tap.site.module
+        if not isinstance(owner, nn.Module):
+            return ()
+        forwards, found = _forwards(owner), [owner]
+        if not forwards or self.helpers or "*" in self.last:
+            return owner.modules()
+        if not any(self.last in spots(forward.__code__).givers for forward in forwards):
+            return ()
+        for forward in forwards:
+            known = spots(forward.__code__)
+            # A change comes in time if each call of a module is an occasion to look at what was assigned before it.
+            is_any = self.tap.changes or self.last in known.shared
+            for path in (None,) if is_any else known.calls_giving(self.last):
+                module = _called(path, forward, owner)
+                if module is _ANYTHING:
+                    return owner.modules()
+                found += [] if module is None else [module]
+        return found
 
     def means(self, name: str, number: int) -> bool:
         """Whether it means the `number`-th assignment of a name within one call."""
@@ -50,10 +75,34 @@ def codes_of(owner: Any) -> list[types.CodeType]:
     """The code of a module's forward, its parents' too, or of a function that is no module."""
     if not isinstance(owner, nn.Module):
         return list(getattr(owner, "codes", ()))
+    return [forward.__code__ for forward in _forwards(owner)]
+
+
+def _forwards(owner: nn.Module) -> list[types.FunctionType]:
+    """The forward of a module, and its parents'."""
     forwards = [vars(owner).get("forward"), *(vars(cls).get("forward") for cls in type(owner).__mro__)]
     plain = (inspect.unwrap(forward) for forward in forwards if callable(forward))
-    codes = (getattr(getattr(forward, "__func__", forward), "__code__", None) for forward in plain)
-    return [code for code in codes if code is not None and code is not _NO_FORWARD]
+    functions = (getattr(forward, "__func__", forward) for forward in plain)
+    return [one for one in functions if isinstance(one, types.FunctionType) and one.__code__ is not _NO_FORWARD]
+
+
+def _called(path: str | None, forward: types.FunctionType, owner: nn.Module) -> Any:
+    """What is called in a forward, as it is written there: a module, None for an operation, else anything."""
+    code = forward.__code__
+    first, *names = (path or "").split(".")
+    if not names or first in code.co_cellvars or first in code.co_freevars:
+        return _ANYTHING
+    if first in code.co_varnames[: code.co_argcount][:1]:
+        thing: Any = owner
+        for name in names:
+            thing = thing._modules.get(name) if isinstance(thing, nn.Module) else None
+        return _ANYTHING if thing is None else thing
+    if first in code.co_varnames:
+        return None if len(names) == 1 and hasattr(Tensor, names[0]) else _ANYTHING
+    thing = forward.__globals__.get(first)
+    for name in names:
+        thing = vars(thing).get(name) if isinstance(thing, types.ModuleType) else None
+    return None if isinstance(thing, types.BuiltinFunctionType) or is_functional(names[-1], thing) else _ANYTHING
 
 
 def hand_to(
