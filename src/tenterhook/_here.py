@@ -89,6 +89,6 @@ class Here:
 def _may_be_traced(code: types.CodeType) -> bool:
     if code.co_flags & SUSPENDS or not code.co_flags & inspect.CO_OPTIMIZED:
         return False
-    if code.co_cellvars or code.co_freevars:  # a tracer writes back what another thread may have changed meanwhile
+    if {*code.co_cellvars, *code.co_freevars} - {"__class__"}:  # a tracer would write back what a thread has changed
         return False
     return LOOKERS.isdisjoint(code.co_names) and "f_locals" not in code.co_names

@@ -246,7 +246,7 @@ class Inside(Mode):
 
     def _end_pause(self, pause: Pause) -> None:
         self._pause, self._traced, self._mark = None, pause.frame, _NO_FRAME
-        if not pause.was_worth_it():
+        if not pause.was_worth_it:
             self._known(pause.frame.f_code).patience *= 4
 
     def _known(self, code: types.CodeType) -> Here:

@@ -15,7 +15,7 @@ import torch
 
 from tenterhook._mode import Mode
 
-_WORTH_IT = 1e-4  # seconds; newer Pythons take up to half of it to begin and to end one
+_WORTH_IT = 1e-4  # seconds; to begin and to end one takes up to half of it, in newer Pythons
 
 
 class Pause:
@@ -29,11 +29,11 @@ class Pause:
         self._mark = frame.f_trace  # whose place the tracer takes
         self._tracer: Any = None
         self._thread = threading.get_ident()
-        self._is_off = False
+        self._is_off = self.was_worth_it = False
+        self._since = 0.0
 
     def begin(self) -> None:
         """While the mode itself is running: it goes when the next line begins."""
-        self._since = time.perf_counter()
         self.frame.f_trace = self._tracer = self._at_first
         sys.settrace(self._at_call)
 
@@ -50,7 +50,7 @@ class Pause:
             self.end()
             return
         torch._C._pop_torch_function_stack()
-        self._is_off = True
+        self._is_off, self._since = True, time.perf_counter()
         lines, end = self._lines, self.end
 
         def at_event(frame: Any, event: str, argument: Any) -> None:  # at each line: at the least cost
@@ -63,6 +63,7 @@ class Pause:
         """Switch the mode on again, and trace no more."""
         if threading.get_ident() != self._thread:
             return
+        self.was_worth_it = self._is_off and time.perf_counter() - self._since > _WORTH_IT
         if sys.gettrace() == self._at_call:
             sys.settrace(None)
         if self.frame.f_trace == self._tracer:
@@ -71,7 +72,3 @@ class Pause:
             self._is_off = False
             torch._C._push_on_torch_function_stack(self._mode)
         self._over(self)
-
-    def was_worth_it(self) -> bool:
-        """Whether it was long enough."""
-        return time.perf_counter() - self._since > _WORTH_IT
