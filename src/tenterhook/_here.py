@@ -2,7 +2,6 @@
 
 import inspect
 import types
-from bisect import bisect_left
 
 from tenterhook._bytecode import LOOKERS
 from tenterhook._names import Spot, Spots
@@ -14,8 +13,7 @@ class Here:
     """What a session knows of one function that ran."""
 
     __slots__ = (
-        "_unchanged",
-        "changing",
+        "_changed",
         "code",
         "nameless",
         "names",
@@ -38,7 +36,6 @@ class Here:
         self.ran = False  # whether an operation was seen in it
         self.watch: tuple[str, ...] = ()  # the variables to look after
         self.unproven: set[int] = set()  # the arithmetic that gives them a value and was never seen to be an operation
-        self.changing: list[int] = []  # where these may get other values, in order
         self.forget()
 
     def forget(self) -> None:
@@ -46,7 +43,8 @@ class Here:
         self.skip: set[int] = set()  # those whose results nobody wants
         self.outside: set[int] = set()  # those that were run where nothing is wanted
         self.quiet: dict[int, set[int]] = {}  # by the place where the variables were looked at: where they are the same
-        self._unchanged: dict[tuple[int, int], bool] = {}
+        known = {} if self.spots is None else self.spots.known_changes
+        self._changed: dict[tuple[int, int], tuple[str, ...]] = known.setdefault(self.watch, {})
 
     def wants(self, spot: Spot) -> bool:
         """Whether somebody may want what is made at a place in it."""
@@ -71,19 +69,24 @@ class Here:
         counts = (lambda spot: self.wants(spot) or spot.exit is not None) if hands_up else self.wants
         return self.spots.lines(counts, {*(self.names or ()), *self.watch})
 
-    def is_unchanged(self, since: int, now: int) -> bool:
-        """Whether the variables must be what they were, from one place in the code to another."""
-        found = self._unchanged.get((since, now))
+    def changed(self, since: int, now: int) -> tuple[str, ...]:
+        """The variables that may be others than they were, from one place in the code to another."""
+        found = self._changed.get((since, now))
         if found is None:
-            found = self._unchanged[since, now] = self._cannot_change(since, now)
+            found = self._changed[since, now] = self._may_have_changed(since, now)
         return found
 
-    def _cannot_change(self, since: int, now: int) -> bool:
-        if self.spots is None or since < 0:
-            return False
-        if not self.spots.loops:
-            return since < now and bisect_left(self.changing, since) == bisect_left(self.changing, now)
-        return self.spots.shared.isdisjoint(self.watch) and not self.spots.passes(since, self.changing, now)
+    def _may_have_changed(self, since: int, now: int) -> tuple[str, ...]:
+        spots = self.spots
+        if spots is None or since < 0 or (since >= now and not spots.loops):
+            return self.watch
+        if spots.loops:
+            found = {name for name in self.watch if spots.passes(since, spots.stores((name,)), now)}
+        else:
+            found = {name for name in self.watch if any(since <= at < now for at in spots.stores((name,)))}
+        if found or spots.loops:  # others assign to these, too
+            found |= spots.shared
+        return tuple([name for name in self.watch if name in found])
 
 
 def _may_be_traced(code: types.CodeType) -> bool:

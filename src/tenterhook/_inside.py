@@ -138,9 +138,11 @@ class Inside(Mode):
     def to_hook(self) -> tuple[set[int], set[int]]:
         """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
         calls = set(self._wanted)
-        results = {id(module) for patterns in self._wanted.values() for one in patterns for module in one.givers()}
+        results: set[int] = set()
         for patterns in self._wanted.values():
             owner = patterns[0].tap.site.module
+            for modules in {pattern.name: pattern.givers() for pattern in patterns}.values():
+                results.update(map(id, modules))
             if any(code.co_flags & SUSPENDS for code in codes_of(owner)):
                 results.add(id(owner))
         return calls | results, results
@@ -544,7 +546,6 @@ class Inside(Mode):
         here.unproven = set().union(*doubtful.values())
         taking += [name for name, at in doubtful.items() if at and name not in taking]
         here.watch = tuple(taking)
-        here.changing = known.stores(here.watch)
         here.forget()
         shares = self._shares or not known.shared.isdisjoint(taking)
         if here.watch and (shares != self._shares or not self._watches):
@@ -604,7 +605,7 @@ class Inside(Mode):
         running = self._running.get(threading.get_ident())
         if not running or running[-1][0] is not frame or self._shares or here.code.co_flags & SUSPENDS:
             return False
-        return here.is_unchanged(running[-1][3].looked_at, frame.f_lasti) and not self._outer()
+        return not here.changed(running[-1][3].looked_at, frame.f_lasti) and not self._outer()
 
     def _around(self, frame: Any) -> list[Any]:
         """The frames around one, from the inside out, up to where nothing can have changed since a look at them."""
@@ -641,19 +642,21 @@ class Inside(Mode):
         if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
             return
         last = where.looked_at
-        if where.is_followed and here.is_unchanged(last, frame.f_lasti):
+        names = here.changed(last, frame.f_lasti) if where.is_followed else here.watch
+        if not names:
             if frame.f_lasti in here.skip:
                 here.quiet.setdefault(last, set()).add(frame.f_lasti)
             return
         where.looked_at = frame.f_lasti
         assert here.spots is not None
-        values = variables(frame, here.watch)
+        values = variables(frame, names)
         if not where.is_followed:
             where.is_followed = True
             self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
             self._set_alert()
             self._remember_given(frame, here, where, values)
-        where.held.forget(set(here.watch).difference(dict(values)), here.spots, frame.f_lasti, again)
+        if len(values) < len(names):
+            where.held.forget(set(names).difference(dict(values)), here.spots, frame.f_lasti, again)
         for name, value in values:
             if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
                 continue

@@ -256,7 +256,7 @@ class InnerValues(PlainValues):
 
     @property
     def entries(self) -> list[Entry]:  # type: ignore[override]
-        return [entry._replace(call=self._came_at[entry.call]) for entry in super().entries]
+        return [Entry(self._came_at[call], value, versions) for call, value, versions in super().entries]
 
     @property
     def calls(self) -> int:

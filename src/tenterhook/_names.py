@@ -103,7 +103,9 @@ class Spots(dict[int, Spot]):
         self.code = code  # keeps it alive, so that its id stays its own
         self._steps = Steps(code)
         self.proven: set[int] = set()  # the arithmetic that was seen to be an operation of torch
-        self.known_lines: dict[object, frozenset[int] | None] = {}  # for those who have asked for some before
+        # What sessions have found out, for those that ask for the same: see `Here`.
+        self.known_lines: dict[object, frozenset[int] | None] = {}
+        self.known_changes: dict[tuple[str, ...], dict[tuple[int, int], tuple[str, ...]]] = {}
 
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
