@@ -9,11 +9,25 @@ from tenterhook._names import Spot, Spots
 SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+class Found:
+    """What was found out about the places of a function, for all who want the same there."""
+
+    __slots__ = ("changed", "lines", "outside", "quiet", "skip")
+
+    def __init__(self) -> None:
+        self.skip: set[int] = set()  # those whose results nobody wants
+        self.outside: set[int] = set()  # those that were run where nothing is wanted
+        self.quiet: dict[int, set[int]] = {}  # by the place where the variables were looked at: where they are the same
+        self.changed: dict[tuple[int, int], tuple[str, ...]] = {}  # see `Here.changed`
+        self.lines: frozenset[int] | bool | None = False  # see `Here.lines`; False if nobody has asked
+
+
 class Here:
     """What a session knows of one function that ran."""
 
     __slots__ = (
-        "_changed",
+        "_found",
+        "_hands_up",
         "code",
         "nameless",
         "names",
@@ -36,15 +50,15 @@ class Here:
         self.ran = False  # whether an operation was seen in it
         self.watch: tuple[str, ...] = ()  # the variables to look after
         self.unproven: set[int] = set()  # the arithmetic that gives them a value and was never seen to be an operation
-        self.forget()
+        self.look_up(False, False, True)
 
-    def forget(self) -> None:
-        """What was found out about its places no longer holds."""
-        self.skip: set[int] = set()  # those whose results nobody wants
-        self.outside: set[int] = set()  # those that were run where nothing is wanted
-        self.quiet: dict[int, set[int]] = {}  # by the place where the variables were looked at: where they are the same
-        known = {} if self.spots is None else self.spots.known_changes
-        self._changed: dict[tuple[int, int], tuple[str, ...]] = known.setdefault(self.watch, {})
+    def look_up(self, hands_up: bool, shares: bool, is_special: bool) -> None:
+        """What others have found out who want the same; `is_special`: it depends on more than what is wanted here."""
+        names = None if self.names is None else frozenset(self.names)
+        asked = names, self.nameless, self.watch, hands_up, shares
+        found = Found() if is_special or self.spots is None else self.spots.found.setdefault(asked, Found())
+        self._found, self._hands_up = found, hands_up
+        self.skip, self.outside, self.quiet = found.skip, found.outside, found.quiet
 
     def wants(self, spot: Spot) -> bool:
         """Whether somebody may want what is made at a place in it."""
@@ -54,26 +68,24 @@ class Here:
             return spot.writes_into is None or spot.writes_into in self.names
         return not self.names.isdisjoint(spot.variables) or (self.nameless and spot.is_nameless)
 
-    def lines(self, hands_up: bool) -> frozenset[int] | None:
+    def lines(self) -> frozenset[int] | None:
         """The lines in which there may be something to do; None if it must not be traced."""
-        if self.spots is None or self.names is None:
-            return None
-        asked = hands_up, self.nameless, frozenset(self.names), self.watch
-        known = self.spots.known_lines
-        if asked not in known:
-            known[asked] = self._find_lines(hands_up) if _may_be_traced(self.code) else None
-        return known[asked]
+        if self._found.lines is False:
+            self._found.lines = self._find_lines()
+        assert not isinstance(self._found.lines, bool)
+        return self._found.lines
 
-    def _find_lines(self, hands_up: bool) -> frozenset[int] | None:
-        assert self.spots is not None
-        counts = (lambda spot: self.wants(spot) or spot.exit is not None) if hands_up else self.wants
-        return self.spots.lines(counts, {*(self.names or ()), *self.watch})
+    def _find_lines(self) -> frozenset[int] | None:
+        if self.spots is None or self.names is None or not _may_be_traced(self.code):
+            return None
+        counts = (lambda spot: self.wants(spot) or spot.exit is not None) if self._hands_up else self.wants
+        return self.spots.lines(counts, self.names.union(self.watch))
 
     def changed(self, since: int, now: int) -> tuple[str, ...]:
         """The variables that may be others than they were, from one place in the code to another."""
-        found = self._changed.get((since, now))
+        found = self._found.changed.get((since, now))
         if found is None:
-            found = self._changed[since, now] = self._may_have_changed(since, now)
+            found = self._found.changed[since, now] = self._may_have_changed(since, now)
         return found
 
     def _may_have_changed(self, since: int, now: int) -> tuple[str, ...]:

@@ -240,7 +240,7 @@ class Inside(Mode):
 
     def _begin_pause(self, frame: Any) -> None:
         """Nobody wants anything of many operations in a row: have the mode off while it stays so."""
-        lines = None if self._shares or self._opened else self._known(frame.f_code).lines(self._hands_up)
+        lines = None if self._shares or self._opened else self._known(frame.f_code).lines()
         if lines is None or frame.f_lineno in lines or sys.gettrace() is not None or len(open_sessions()) > 1:
             return
         self._pause = Pause(self, frame, lines, self._end_pause)
@@ -546,14 +546,19 @@ class Inside(Mode):
         here.unproven = set().union(*doubtful.values())
         taking += [name for name, at in doubtful.items() if at and name not in taking]
         here.watch = tuple(taking)
-        here.forget()
         shares = self._shares or not known.shared.isdisjoint(taking)
         if here.watch and (shares != self._shares or not self._watches):
             self._watches = self._hands_up = True
             self._shares = shares
-            for other in self._here.values():
-                other.forget()
+            self._look_up_all()
             self._set_alert()
+        else:
+            here.look_up(self._hands_up, self._shares, bool(self._opened))
+
+    def _look_up_all(self) -> None:
+        """Other things count now than did before."""
+        for here in self._here.values():
+            here.look_up(self._hands_up, self._shares, bool(self._opened))
 
     def _prove(self, here: Here, offset: int) -> None:
         """An operation was seen at a place: the variable that takes it need not be looked after for its sake."""
@@ -565,6 +570,7 @@ class Inside(Mode):
         if not any(other.watch for other in self._here.values()):
             self._watches = False
             self._hands_up = any(pattern.is_of_helpers for patterns in self._wanted.values() for pattern in patterns)
+            self._look_up_all()
             self._running.clear()
             self._set_alert()
 

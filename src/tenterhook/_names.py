@@ -11,6 +11,7 @@ import linecache
 import types
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Any
 
 from tenterhook._bytecode import (
     ARITHMETIC,
@@ -103,9 +104,7 @@ class Spots(dict[int, Spot]):
         self.code = code  # keeps it alive, so that its id stays its own
         self._steps = Steps(code)
         self.proven: set[int] = set()  # the arithmetic that was seen to be an operation of torch
-        # What sessions have found out, for those that ask for the same: see `Here`.
-        self.known_lines: dict[object, frozenset[int] | None] = {}
-        self.known_changes: dict[tuple[str, ...], dict[tuple[int, int], tuple[str, ...]]] = {}
+        self.found: dict[object, Any] = {}  # what sessions have found out, by what they want: see `Here`
 
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
