@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import math
+import signal
 import sys
 import threading
 import types
@@ -3378,19 +3379,92 @@ def test_a_pause_ends_with_whatever_leaves_the_loop(pauses):
     assert len(pauses) >= 5
 
 
-def test_an_exception_that_is_caught_ends_no_pause_and_misses_nothing(pauses):
-    def forward(self, x):
-        for k in range(100):
-            x = x + 1
-            try:
-                1 / (k % 50)
-            except ZeroDivisionError:
-                x = x + 1
-        y = x + 1
-        return y
+def test_no_pause_where_an_exception_may_be_caught(pauses):
+    """A signal's exception in the tracer itself would end the tracing, and nobody would switch the mode on again."""
 
-    assert values_of(module_of(forward), "./y", torch.zeros(1)) == [103]
-    assert len(pauses) == 1
+    class Timeout(Exception):
+        pass
+
+    def handler(*args):
+        raise Timeout
+
+    class Waiting(nn.Module):
+        def forward(self, x):
+            start = x
+            try:
+                while True:
+                    x = x + 1
+            except self.timeout:
+                y = start * 2
+            return y
+
+    model = Waiting()
+    model.timeout = Timeout
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(5):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            assert values_of(model, "./y", torch.ones(1)) == [2]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not pauses
+
+
+def test_a_pause_that_an_exception_in_the_tracer_ends_is_over_with_the_next_call(pauses, monkeypatch):
+    first = Pause._at_first
+
+    def interrupted(self, frame, event, argument):
+        first(self, frame, event, argument)
+        raise KeyboardInterrupt
+
+    model = module_of(looped)
+    with capture(model, "./y") as seen:
+        model(torch.zeros(1))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Pause, "_at_first", interrupted)
+            model(torch.zeros(1))
+        assert torch.overrides._get_current_function_mode_stack() == [] and sys.gettrace() is None
+        model(torch.ones(1))
+        assert len(torch.overrides._get_current_function_mode_stack()) == 1
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert [float(value) for value in seen.calls("./y")] == [100, 101]
+
+
+def test_the_frame_of_a_pause_goes_when_it_ends(pauses):
+    def forward(self, x, fails):
+        big = x * 2
+        self.big = weakref.ref(big)
+        y = x * 3
+        for _ in range(60):
+            x = x + 1
+        if fails:
+            raise ValueError
+        return x
+
+    model = module_of(forward)
+    with capture(model, "./y"):
+        model(torch.zeros(1), False)
+        assert model.big() is None
+        with contextlib.suppress(ValueError):
+            model(torch.zeros(1), True)
+        assert model.big() is None
+    assert len(pauses) == 2
+
+
+def test_operations_that_a_loop_runs_by_itself_are_seen_after_a_long_one(pauses):
+    def forward(self, x):
+        later = map(torch.relu, [x, x])
+        for _ in range(60):
+            x = x + 1
+        for h in later:
+            x = x + h
+        return x
+
+    model = module_of(forward)
+    for _ in range(2):
+        with capture(model, "./relu") as seen:
+            model(torch.ones(1))
+        assert len(list(seen)) == 2
 
 
 def positive(value):
@@ -3428,25 +3502,32 @@ def test_no_pause_where_somebody_else_traces(pauses):
         told.append(event)
         return tracer
 
-    def forward(self, x):
-        for k in range(60):
-            x = x + 1
-            if k == 30 and self.is_traced:
-                _ = sys.settrace(self.tracer)
-        y = x + 1
-        return y
-
-    model = module_of(forward)
-    model.is_traced, model.tracer = False, tracer
+    model = module_of(unlooped)
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
-        assert values_of(model, "./y", torch.zeros(1)) == [61]
+        assert values_of(model, "./y", torch.zeros(1)) == [31]
         assert sys.gettrace() is tracer
     finally:
         sys.settrace(before)
     assert told and not pauses
-    model.is_traced = True  # and one that comes in the middle stays
+
+
+def test_a_tracer_that_begins_during_a_pause_stays(pauses):
+    def tracer(frame, event, argument):
+        return tracer
+
+    def forward(self, x):
+        for k in range(60):
+            x = x + 1
+            if k == 30:
+                _ = self.trace(self.tracer)  # as another thread might have it
+        y = x + 1
+        return y
+
+    model = module_of(forward)
+    model.trace, model.tracer = sys.settrace, tracer
+    before = sys.gettrace()
     try:
         assert values_of(model, "./y", torch.zeros(1)) == [61]
         assert sys.gettrace() is tracer
@@ -3506,16 +3587,17 @@ def test_a_mode_that_begins_in_the_forward_is_where_it_would_be(pauses):
     def forward(self, x):
         for _ in range(60):
             x = x + 1
-        with self.other:
-            for _ in range(60):
-                x = x + 1
-            y = x.relu()
+        self.other.__enter__()
+        for _ in range(60):
+            x = x + 1
+        y = x.relu()
+        self.other.__exit__(None, None, None)
         return y
 
     model = module_of(forward)
     model.other = Other()
     assert values_of(model, "./y", torch.zeros(1)) == [120]
-    assert pauses and seen_by[-1] == "relu" and len(seen_by) == 61
+    assert len(pauses) == 1 and seen_by == ["add"] * 60 + ["relu"]
 
 
 def test_nothing_lives_longer_for_a_pause(pauses):
@@ -3635,7 +3717,8 @@ def test_modules_that_cannot_give_a_variable_its_value_have_no_hooks():
         return found
 
     assert hooked("./y") == {"", "a"}
-    assert hooked("./w") == {""}
+    assert hooked("./w") == {"", "a", "b"}
+    assert hooked("./w") == {""}  # now it is known that z was a tensor
     assert hooked("./v") == {"", "a", "b"}
 
 
@@ -3718,3 +3801,190 @@ def test_an_attribute_that_a_callee_assigns_is_seen_before_it_is_written_into():
         with capture(model, "./self.h") as seen:
             model(torch.ones(1))
         assert [float(seen[address]) for address in seen] == [3, 3]
+
+
+def told_of(model, address, *inputs):
+    """What comes to an address in the second of two sessions, each value by its full address."""
+    for _ in range(2):
+        with capture(model, address) as seen:
+            model(*inputs)
+    return {str(one): float(value.sum()) for one in seen for value in seen.calls(one)}
+
+
+def test_functions_of_torch_that_write_in_place_count():
+    def forward(self, x):
+        y = x * -2
+        torch.relu_(y)
+        F.relu_(y)
+        torch.Tensor.add_(y, 1)
+        y.data.add_(1)
+        x.add_(0)
+        return y + 1
+
+    model = module_of(forward)
+    assert told_of(model, "./y", torch.ones(1)) == {"./y#0": -2, "./y#1": 0, "./y#2": 0, "./y#3": 1}
+    assert told_of(model, "./add_", torch.ones(1)) == {"./add_": 2}
+    with edit(model, {"./y#1": lambda value: value * 0 + 7}):
+        assert model(torch.ones(1)) == 10
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_waits_for_a_checkpoint_is_seen_before_it_writes(reentrant):
+    class Inner(nn.Module):
+        def forward(self, x):
+            y = x.detach().add_(1)
+            return x * 2 + y
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = Inner()
+
+        def forward(self, x):
+            residual = x
+            x = checkpoint(self.a, x, use_reentrant=reentrant)
+            return x * 1
+
+    model = Model()
+    for address in ("**/residual", "./residual"):
+        for _ in range(2):
+            with capture(model, address, "a/y") as seen:
+                model(torch.ones(1, requires_grad=True) * 1)
+            assert seen["./residual"] == 1 and seen["a/y"] == 2
+
+
+def test_a_module_in_a_variable_may_be_called_like_a_method_of_tensors():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.relu = nn.Identity(), nn.ReLU(inplace=True)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            y = x * 2
+            for block in self.blocks:
+                y = block.norm(y)
+                y = block.relu(y)
+            return y
+
+    assert list(told_of(Model(), "./y", torch.ones(1))) == [f"./y#{k}" for k in range(5)]
+
+
+def test_a_list_that_a_loop_fills_is_seen_with_its_first_tensor():
+    def forward(self, x):
+        outs, named = [], {}
+        for k in range(3):
+            s = x * k
+            outs.append(s)
+            named[k] = s
+        return torch.stack(outs) + named[0]
+
+    model = module_of(forward)
+    for _ in range(2):
+        with capture(model, "./outs") as seen:
+            model(torch.ones(1))
+        assert len(seen["./outs"]) == 1
+        with capture(model, "./named") as seen:
+            model(torch.ones(1))
+        assert list(seen["./named"]) == [0]
+
+
+def test_what_waits_for_a_module_that_runs_no_python_is_seen_before():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(torch.jit.script(nn.ReLU(inplace=True)))
+
+        def forward(self, x):
+            residual = x
+            x = self.inner(x)
+            return residual + x
+
+    for _ in range(2):
+        assert values_of(Model(), "./residual", -torch.ones(1)) == [-1]
+
+
+def test_each_call_of_a_module_is_an_occasion_to_look():
+    def forward(self, x):
+        a, b = x * 2, x * 3
+        y = x
+        self.same(a)
+        y = b
+        self.same(a)
+        y = a
+        self.same(b)
+        return y
+
+    model = module_of(forward)
+    model.same = nn.Identity()
+    assert list(told_of(model, "./y", torch.ones(1)).values()) == [1, 3, 2]
+
+
+def test_a_forward_in_a_decorator_with_variables_of_the_same_name():
+    def decorated(forward):
+        def inner(self, *args):
+            residual = args[0]
+            out = forward(self, *args)
+            return out + residual * 0
+
+        return inner
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            return x.add_(1)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        @decorated
+        def forward(self, x):
+            residual = x
+            z = self.inner(x)
+            return z + residual * 0
+
+    for _ in range(3):
+        with capture(Model(), "./residual") as seen:
+            seen._session.model()(torch.ones(1))
+        assert [float(seen[one]) for one in seen][-1] == 1
+
+
+def test_each_call_of_a_method_from_outside_counts():
+    def kept(value):
+        return value
+
+    class Model(nn.Module):
+        def inner(self, x):
+            h = kept(x)
+            return h * 2
+
+        def helper(self, x, more):
+            x = x * 1
+            return self.inner(x) if more else x
+
+        def forward(self, x):
+            return self.helper(x, True)
+
+    model = Model()
+    for number, expected in ((1, [1]), (2, []), (3, [1])):
+        with warnings.catch_warnings(), capture(model, f"./helper/inner/h@{number}") as seen:
+            warnings.simplefilter("ignore")
+            for more in (False, True, False, True, False):
+                model.helper(torch.ones(1), more)
+        assert [float(value) for one in seen for value in seen.calls(one)] == expected
+
+
+def test_a_variable_may_be_called_like_an_operation():
+    def forward(self, x):
+        getitem = x[0]
+        linalg_norm = torch.linalg.norm(x)
+        return x[1] + getitem + (torch.linalg.norm(x * 2) + linalg_norm)
+
+    model = module_of(forward)
+    assert list(told_of(model, "./getitem", torch.ones(2))) == ["./getitem#0", "./getitem#1"]
+    assert list(told_of(model, "./linalg_norm", torch.ones(2))) == ["./linalg_norm#0", "./linalg_norm#1"]

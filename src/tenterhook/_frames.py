@@ -57,7 +57,7 @@ class Call(NamedTuple):
 class Where:
     """Where a frame is, as one session sees it, and what was assigned there so far."""
 
-    __slots__ = ("__weakref__", "_held", "call", "is_followed", "is_within", "looked_at", "owner", "prefix")
+    __slots__ = ("__weakref__", "_held", "call", "growing", "is_followed", "is_within", "looked_at", "owner", "prefix")
 
     def __init__(self, owner: Any, prefix: str, call: Call) -> None:
         self.owner = owner
@@ -65,6 +65,7 @@ class Where:
         self.call = call
         self.is_followed = False  # whether its variables are looked after
         self.looked_at = -1  # the place in its code where they last were
+        self.growing: set[str] = set()  # those that hold a list or the like, which changes by itself
         self.is_within: bool | None = None  # whether one that is wanted runs, this or one around it; None: not known
         self._held: Held | None = None
 
@@ -91,10 +92,11 @@ _NO_MARK = object()
 class _Mark:
     """What a frame carries: where it is, for each session that looks into it."""
 
-    __slots__ = ("__weakref__", "of")
+    __slots__ = ("__weakref__", "of", "seen")
 
     def __init__(self) -> None:
-        self.of: dict[int, Where | None] = {}  # None where nobody has asked yet
+        self.of: dict[int, Where] = {}
+        self.seen: dict[int, int] = {}  # by session: see `Frames.see`
 
     def __call__(self, frame: object, event: str, argument: object) -> "_Mark":
         return self  # a debugger that starts here calls it
@@ -118,7 +120,8 @@ class Frames:
         self.key = next(keys)  # larger than that of any session before
         self._modules = {id(module) for module in modules}
         self._functions: dict[types.CodeType, Any] = {}
-        self._traced: dict[Any, Where | None] = {}  # those that a debugger has marked
+        self._traced: dict[Any, Where] = {}  # those that a debugger has marked
+        self.looks = 0  # how often it has turned out that there is more to look after
         self._origins: WeakKeyDictionary[Any, Where] = WeakKeyDictionary()  # by checkpoint: where it was met
         # By the id of the owner, and the method if that was called from outside: how many there were, as far as known.
         self._calls: dict[tuple[int, str], int] = {}
@@ -159,9 +162,15 @@ class Frames:
         return self.key not in mark.of if type(mark) is _Mark else frame not in self._traced
 
     def see(self, frame: Any) -> None:
-        """Something was seen in this frame."""
-        if self.is_new(frame):
-            self._mark(frame, None)
+        """The variables of all frames around this one have been looked at."""
+        mark = mark_of(frame)
+        if type(mark) is _Mark:
+            mark.seen[self.key] = self.looks
+
+    def is_seen(self, frame: Any) -> bool:
+        """Whether those around it have been looked at while it runs: they have been waiting for it since."""
+        mark = frame.f_trace
+        return type(mark) is _Mark and mark.seen.get(self.key) == self.looks
 
     def where(self, frame: Any) -> Where:
         """Where a frame is; NOWHERE if in no forward of the model's."""
@@ -194,7 +203,7 @@ class Frames:
         mark = frame.f_trace
         return mark.of.get(self.key) if type(mark) is _Mark else self._traced.get(frame)
 
-    def _mark(self, frame: Any, where: Where | None) -> None:
+    def _mark(self, frame: Any, where: Where) -> None:
         if where is NOWHERE:
             return
         mark = mark_of(frame)
@@ -303,8 +312,11 @@ def is_plumbing(file: str, name: str) -> bool:
 _NO_STRUCTURES = frozenset((type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size))
 
 
-def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """The tensors, and structures of such, that some local variables, and attributes of such, hold now."""
+def variables(frame: Any, names: Iterable[str], growing: set[str]) -> list[tuple[str, Any]]:
+    """The tensors, and structures of such, that some local variables, and attributes of such, hold now.
+
+    `growing` gets the names of those that hold something to which others may be added.
+    """
     values = _locals(frame)
     found = []
     for name in names:
@@ -312,6 +324,8 @@ def variables(frame: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
         if value is None and "." in name:
             thing, *path = name.split(".")
             value = _stored_in(values.get(thing), path)
+        if isinstance(value, list | dict | UserDict) or (value is not None and is_dataclass(value)):
+            growing.add(name)
         if value is not None and holds_tensors(value):
             found.append((name, value))
     _let_go(frame, values)
@@ -429,8 +443,16 @@ def _holders(thing: object) -> int:
 
 def let_go(frame: Any) -> None:
     """Have a function that was traced hold its variables alone."""
-    if _is_copy and is_running(frame):
+    if _is_copy:
         _let_go(frame, frame.f_locals)
+
+
+def marked(mark: object) -> Any:
+    """The frame with a mark, if it runs in this thread."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_trace is not mark:
+        frame = frame.f_back
+    return frame
 
 
 def rebind(frame: Any, name: str, value: Any) -> None:

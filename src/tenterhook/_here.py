@@ -76,7 +76,7 @@ class Here:
         return self._found.lines
 
     def _find_lines(self) -> frozenset[int] | None:
-        if self.spots is None or self.names is None or not _may_be_traced(self.code):
+        if self.spots is None or self.names is None or (self.names and self.nameless) or not _may_be_traced(self.code):
             return None
         counts = (lambda spot: self.wants(spot) or spot.exit is not None) if self._hands_up else self.wants
         return self.spots.lines(counts, self.names.union(self.watch))
@@ -106,4 +106,4 @@ def _may_be_traced(code: types.CodeType) -> bool:
         return False
     if {*code.co_cellvars, *code.co_freevars} - {"__class__"}:  # a tracer would write back what a thread has changed
         return False
-    return LOOKERS.isdisjoint(code.co_names) and "f_locals" not in code.co_names
+    return {*LOOKERS, "f_locals", "gettrace", "settrace"}.isdisjoint(code.co_names)

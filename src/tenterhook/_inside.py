@@ -42,6 +42,7 @@ from tenterhook._frames import (
     keys,
     let_go,
     mark_of,
+    marked,
     place_of,
     rebind,
     runs_module,
@@ -52,7 +53,7 @@ from tenterhook._here import SUSPENDS, Here
 from tenterhook._mode import Mode
 from tenterhook._names import Spot, spots
 from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
-from tenterhook._pattern import Pattern, codes_of, hand_to
+from tenterhook._pattern import Pattern, codes_of, hand_to, is_called
 from tenterhook._pause import Pause
 from tenterhook._replay import graph_task
 from tenterhook._scope import Moment
@@ -88,7 +89,8 @@ class Inside(Mode):
         self._row = 0  # how many operations there were at these, one after the other
         self._patience = 0
         self._pause: Pause | None = None  # while one goes on
-        self._traced: Any = None  # the frame that was traced, until it is seen to
+        self._may_pause = True
+        self._traced: object = None  # the mark of the frame that was traced, until it is seen to
         self._watches = False
         self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
         self._is_twin = False  # of which the hooks on modules know nothing
@@ -120,6 +122,8 @@ class Inside(Mode):
             self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
         self._changes = self._frames.changes = self._changes or tap.changes
         self._frames.scope = tap.scope
+        # Else no hook need be there to end a pause that an exception has cut short.
+        self._may_pause = self._may_pause and not pattern.is_of_helpers and isinstance(owner, nn.Module)
         self._any_name = self._any_name or "*" in pattern.last
         if self._any_name:
             tap.scope.moment = self._moment
@@ -178,14 +182,15 @@ class Inside(Mode):
                 self._begin_pause(frame)
             return func(*args, **kwargs) if kwargs else func(*args)
         if self._traced is not None:
-            let_go(self._traced)
+            if (traced := marked(self._traced)) is not None:
+                let_go(traced)
             self._traced = None
         here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
         if frame.f_lasti in here.skip and not self._alert and not here.watch:
             self._rest(frame, here, here.skip)
             return func(*args, **kwargs) if kwargs else func(*args)
         self._moment.over()
-        iterates = False
+        iterates, asked = False, frame
         if _busy and self._is_hidden():  # what a change or an observer computes is not the model's
             return func(*args, **kwargs) if kwargs else func(*args)
         if here.spots is None:
@@ -216,6 +221,8 @@ class Inside(Mode):
         if spot is not None and not (spot.is_nameless and here.names is not None and operation(func) not in here.names):
             taker = None if iterates and not spot.unpacks else spot.taker
             out = self._came(frame, spot, taker, func, args, kwargs or {}, out)
+            if frame is asked and spot.called is not None:
+                here.spots.proven.add(spot.offset)
         if here.unproven and holds_tensors(out):
             self._prove(here, here.spots[frame.f_lasti].offset)
         if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
@@ -227,7 +234,9 @@ class Inside(Mode):
             self._rest(frame, here, here.skip)
         elif not self._shares and not here.code.co_flags & SUSPENDS:  # else others may assign to what is looked after
             where = self._frames.where(frame) if here.watch else NOWHERE
-            self._rest(frame, here, here.quiet.setdefault(where.looked_at, set()) if where.is_followed else here.skip)
+            if not where.growing:
+                at = where.looked_at
+                self._rest(frame, here, here.quiet.setdefault(at, set()) if where.is_followed else here.skip)
         return out
 
     def _rest(self, frame: Any, here: Here, quiet: set[int]) -> None:
@@ -243,11 +252,22 @@ class Inside(Mode):
         lines = None if self._shares or self._opened else self._known(frame.f_code).lines()
         if lines is None or frame.f_lineno in lines or sys.gettrace() is not None or len(open_sessions()) > 1:
             return
+        if not self._may_pause or self._may_catch(frame):
+            return
         self._pause = Pause(self, frame, lines, self._end_pause)
         self._pause.begin()
 
+    def _may_catch(self, frame: Any) -> bool:
+        """Whether an exception may be caught where something is wanted, before a module is called again."""
+        while frame is not None:
+            here = self._here.get(id(frame.f_code))
+            if frame.f_code.co_exceptiontable and here is not None and (here.names or here.names is None):
+                return True
+            frame = frame.f_back
+        return False
+
     def _end_pause(self, pause: Pause) -> None:
-        self._pause, self._traced, self._mark = None, pause.frame, _NO_FRAME
+        self._pause, self._traced, self._mark = None, pause.mark, _NO_FRAME
         if not pause.was_worth_it:
             self._known(pause.frame.f_code).patience *= 4
 
@@ -259,7 +279,7 @@ class Inside(Mode):
             every = (pattern for patterns in self._wanted.values() for pattern in patterns)
             may_be = (pattern for pattern in every if pattern.may_be_in(code) and pattern.may_name(code))
             here.names = None if self._any_name else {pattern.last for pattern in may_be}
-            here.nameless = any(is_operation(name) or not has_variable(code, name) for name in here.names or ())
+            here.nameless = any(is_called(name, code) or not has_variable(code, name) for name in here.names or ())
             self._set_watch(here)
         return here
 
@@ -306,6 +326,8 @@ class Inside(Mode):
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
             return self._bind(frame, where, spot, taker, value, was_given)
         if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
+            if written in spot.written[:1] and value is args[0]:
+                spot.writes_into = written
             self._reach(where, written, value, spot, in_place=True)
             return out
         new = self._reach(where, name, value, spot, older=was_given)
@@ -545,6 +567,8 @@ class Inside(Mode):
         doubtful = {name: at - known.proven for name, at in known.arithmetic.items() if names is None or name in names}
         here.unproven = set().union(*doubtful.values())
         taking += [name for name, at in doubtful.items() if at and name not in taking]
+        if here.watch != tuple(taking):
+            self._frames.looks += 1
         here.watch = tuple(taking)
         shares = self._shares or not known.shared.isdisjoint(taking)
         if here.watch and (shares != self._shares or not self._watches):
@@ -589,7 +613,7 @@ class Inside(Mode):
                 outer._notice(frame, known, writing)
         self._look_back(frame)
         # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
-        if self._frames.is_new(frame) or frame.f_code.co_flags & SUSPENDS or (writing and self._shares):
+        if not self._frames.is_seen(frame) or frame.f_code.co_flags & SUSPENDS or (writing and self._shares):
             around = self._around(frame)
             if self._unmet:
                 self._meet(frame)
@@ -599,10 +623,11 @@ class Inside(Mode):
                 other = self._here.get(id(one.f_code))
                 if other is not None and other.watch:
                     self._look_at_variables(one, other)
+                    self._frames.see(one)
             running[length:] = running[length:][::-1]  # the outermost first, as on the stack
-            if here.names or here.names is None:
-                self._frames.where(frame)
-            self._frames.see(frame)  # no longer new
+            if here.names or here.names is None or self._is_met_anywhere:
+                self._frames.where(frame)  # calls count
+            self._frames.see(frame)
         if here.watch:
             self._look_at_variables(frame, here, again=True)
 
@@ -611,15 +636,16 @@ class Inside(Mode):
         running = self._running.get(threading.get_ident())
         if not running or running[-1][0] is not frame or self._shares or here.code.co_flags & SUSPENDS:
             return False
-        return not here.changed(running[-1][3].looked_at, frame.f_lasti) and not self._outer()
+        where = running[-1][3]
+        return not where.growing and not here.changed(where.looked_at, frame.f_lasti) and not self._outer()
 
     def _around(self, frame: Any) -> list[Any]:
         """The frames around one, from the inside out, up to where nothing can have changed since a look at them."""
         found = []
         while (frame := frame.f_back) is not None:
             found.append(frame)
-            if not self._shares and not self._frames.is_new(frame) and not frame.f_code.co_flags & SUSPENDS:
-                break  # those around it have been waiting for it
+            if not self._shares and self._frames.is_seen(frame) and not frame.f_code.co_flags & SUSPENDS:
+                break
         return found
 
     def _meet(self, frame: Any) -> None:
@@ -649,13 +675,16 @@ class Inside(Mode):
             return
         last = where.looked_at
         names = here.changed(last, frame.f_lasti) if where.is_followed else here.watch
+        names = tuple(where.growing.union(names)) if where.growing else names
         if not names:
             if frame.f_lasti in here.skip:
                 here.quiet.setdefault(last, set()).add(frame.f_lasti)
             return
         where.looked_at = frame.f_lasti
         assert here.spots is not None
-        values = variables(frame, names)
+        growing: set[str] = set()
+        values = variables(frame, names, growing)
+        where.growing = growing if here.spots.loops else where.growing
         if not where.is_followed:
             where.is_followed = True
             self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))

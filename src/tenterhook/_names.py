@@ -40,7 +40,7 @@ class Spot:
         self.called: str | None = None  # what a call calls, as it is written
         self.is_statement = False  # nobody takes what it returns
         self.written: list[str] = []  # what a statement such as `a.add_(1)` may write into
-        self.writes_into: str | None = None  # and what it writes into for certain
+        self.writes_into: str | None = None  # and what it was seen to write into, which it says itself
         if (at := steps.running(lasti)) < 0:
             return
         step, following = steps[at], steps[at + 1] if at + 1 < len(steps) else None
@@ -48,7 +48,6 @@ class Spot:
         if step.op in WRITES:
             self.is_statement = True
             self.written = steps.written(at)
-            self.writes_into = (*self.written, None)[0]
         elif step.op.startswith("UNPACK_"):  # a tensor that is unpacked is asked for its parts
             self.unpacks = True
             self.taker = steps.unpacked(at)
@@ -61,9 +60,6 @@ class Spot:
                 if following is not None and following.op == "POP_TOP" and step.op.startswith("CALL"):
                     self.is_statement = True
                     self.written = steps.written(at)
-                    thing, _, method = (self.called or "").rpartition(".")
-                    if method.endswith("_") and thing in self.written[:1]:
-                        self.writes_into = thing
 
     @property
     def is_nameless(self) -> bool:
@@ -110,11 +106,10 @@ class Spots(dict[int, Spot]):
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
         return spot
 
-    def calls_giving(self, name: str) -> list[str | None]:
-        """What is called to give a variable its value, as it is written; None where that is not known."""
-        steps = [self._steps[self._steps.running(offset)] for offset in self.givers.get(name, ()) if offset >= 0]
-        calls = [step for step in steps if not step.op.startswith(("LOAD_", "BINARY_", "BUILD_", "COPY"))]
-        return [self[step.offset].called if step.op.startswith("CALL") else None for step in calls]
+    def calls_giving(self, name: str) -> list[Spot | None]:
+        """The calls that give a variable its value; None for something else that does."""
+        found = [self[offset] if offset >= 0 else None for offset in self.givers.get(name, ())]
+        return [spot if spot is not None and spot.called is not None else None for spot in found]
 
     def giving(self, name: str, before: int) -> Spot:
         """The spot that most likely gave a variable its value: the nearest one before another."""

@@ -29,9 +29,12 @@ def writes(func: Any) -> bool:
     return name[-1:] == "_" or name == "setitem"
 
 
+_SPACES = (Tensor, torch, F, *(vars(torch._C).get(f"_{name}") for name in ("linalg", "special", "fft", "nn", "sparse")))
+
+
 def is_operation(name: str) -> bool:
     """Whether something of torch's is called so."""
-    return hasattr(Tensor, name) or hasattr(torch, name) or hasattr(F, name)
+    return any(hasattr(space, name) for space in _SPACES) or hasattr(Tensor, f"__{name}__")
 
 
 def is_functional(name: str, func: Any = None) -> bool:

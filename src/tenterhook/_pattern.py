@@ -5,6 +5,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tenterhook._address import matches, may_cover, split_number
@@ -39,12 +40,15 @@ class Pattern:
 
     def may_name(self, code: types.CodeType) -> bool:
         """Whether a function that may hold such a value has a variable or operation of its name."""
-        if self.helpers or "*" in self.last or has_variable(code, self.last) or is_operation(self.last):
+        if self.helpers or "*" in self.last or has_variable(code, self.last) or is_called(self.last, code):
             return True
         return not any(has_variable(own, self.last) for own in codes_of(self.tap.site.module))
 
     def givers(self) -> Iterable[nn.Module]:
-        """The modules whose outputs such a variable may take; empty if operations alone give it its value."""
+        """The modules whose calls are occasions to look at such a variable; none if operations alone give it its value.
+
+        If it gets what a module or an operation makes, that is the occasion; else anything may write into it before.
+        """
         owner = self.tap.site.module
         if not isinstance(owner, nn.Module):
             return ()
@@ -55,13 +59,14 @@ class Pattern:
             return ()
         for forward in forwards:
             known = spots(forward.__code__)
-            # A change comes in time if each call of a module is an occasion to look at what was assigned before it.
-            is_any = self.tap.changes or self.last in known.shared
-            for path in (None,) if is_any else known.calls_giving(self.last):
-                module = _called(path, forward, owner)
+            if self.tap.changes or self.last in known.shared:
+                return owner.modules()
+            for call in known.calls_giving(self.last):
+                module = _ANYTHING if call is None else _called(call, forward, owner)
                 if module is _ANYTHING:
                     return owner.modules()
-                found += [] if module is None else [module]
+                if isinstance(module, nn.Module):
+                    found.append(module)
         return found
 
     def means(self, name: str, number: int) -> bool:
@@ -69,6 +74,11 @@ class Pattern:
         if self.number is not None and self.number >= 0 and self.number != number:
             return False
         return matches(self.name, name)
+
+
+def is_called(name: str, code: types.CodeType) -> bool:
+    """Whether an operation of that name may run in a function."""
+    return is_operation(name) or name in code.co_names
 
 
 def codes_of(owner: Any) -> list[types.CodeType]:
@@ -86,23 +96,24 @@ def _forwards(owner: nn.Module) -> list[types.FunctionType]:
     return [one for one in functions if isinstance(one, types.FunctionType) and one.__code__ is not _NO_FORWARD]
 
 
-def _called(path: str | None, forward: types.FunctionType, owner: nn.Module) -> Any:
-    """What is called in a forward, as it is written there: a module, None for an operation, else anything."""
-    code = forward.__code__
-    first, *names = (path or "").split(".")
+def _called(call: Spot, forward: types.FunctionType, owner: nn.Module) -> Any:
+    """What is called in a forward, as far as can be told before: a module, None for an operation, else anything."""
+    code, known = forward.__code__, spots(forward.__code__)
+    first, *names = (call.called or "").split(".")
     if not names or first in code.co_cellvars or first in code.co_freevars:
         return _ANYTHING
     if first in code.co_varnames[: code.co_argcount][:1]:
-        thing: Any = owner
+        thing: Any = None if f"{first}.{names[0]}" in known.shared else owner
         for name in names:
             thing = thing._modules.get(name) if isinstance(thing, nn.Module) else None
         return _ANYTHING if thing is None else thing
-    if first in code.co_varnames:
-        return None if len(names) == 1 and hasattr(Tensor, names[0]) else _ANYTHING
+    if first in code.co_varnames:  # a method of a tensor, if it was one
+        return None if call.offset in known.proven and hasattr(Tensor, names[-1]) else _ANYTHING
     thing = forward.__globals__.get(first)
     for name in names:
         thing = vars(thing).get(name) if isinstance(thing, types.ModuleType) else None
-    return None if isinstance(thing, types.BuiltinFunctionType) or is_functional(names[-1], thing) else _ANYTHING
+    is_own = isinstance(thing, types.BuiltinFunctionType) and thing is vars(torch).get(names[-1])
+    return None if is_own or (thing is not None and is_functional(names[-1], thing)) else _ANYTHING
 
 
 def hand_to(
