@@ -2,114 +2,71 @@
 
 A function mode sees each call of a torch function. The frame that made the call tells what takes the result
 (`_names`), and where that is (`_frames`). What an operation did not make right there is found in the frame's variables
-when the next one runs: an argument, another name for a tensor, what a helper had in use before it returned it. Such a
-value can be looked at, and changed if the bytecode says that nothing has used the variable by then.
-
-An address inside a forward is a pattern. When a value comes that it means, the tap that was asked for is made again,
-for that value; so the names need not be known beforehand.
+when the next one runs (`_variables`).
 """
 
 import copy
 import sys
 import threading
-import types
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tenterhook._address import split_number
-from tenterhook._bytecode import COMPREHENSIONS, Exit, Taker
+from tenterhook._bytecode import Exit, Taker
 from tenterhook._errors import close_matches
 from tenterhook._frames import (
     CALLS,
     NOWHERE,
     RUN_LATER,
-    Frames,
     Where,
-    arguments,
     asker,
     attributes,
-    context,
-    has_variable,
     holder,
     holds_tensors,
     is_call_of,
-    is_plumbing,
-    is_running,
-    keys,
     let_go,
     mark_of,
     marked,
-    place_of,
-    rebind,
     runs_module,
-    variables,
 )
 from tenterhook._handles import Hook
 from tenterhook._here import SUSPENDS, Here
-from tenterhook._mode import Mode
 from tenterhook._names import Spot, spots
-from tenterhook._operation import attention, is_functional, is_operation, opened, operation, probabilities, writes
-from tenterhook._pattern import Pattern, codes_of, hand_to, is_called
+from tenterhook._operation import attention, is_functional, opened, operation, probabilities, writes
+from tenterhook._pattern import Pattern, codes_of
 from tenterhook._pause import Pause
 from tenterhook._replay import graph_task
 from tenterhook._scope import Moment
 from tenterhook._scope import here as open_sessions
 from tenterhook._sites import Site
 from tenterhook._tap import Tap
+from tenterhook._variables import NO_FRAME, Variables, busy, is_wrapper
 
 _frame = sys._getframe
 _PROBABILITIES = "probabilities"
-_NO_FRAME = object()
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
 
 
-# By thread, while somebody's function is called there: the first of the sessions since, the backward pass around it.
-_busy: dict[int, tuple[int, int]] = {}
-
-
-class Inside(Mode):
+class Inside(Variables):
     """The function mode of one session. It is on in one thread only, as torch's modes are."""
 
     def __init__(self, add: Callable[[Tap, Tap], None], modules: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self._add = weakref.WeakMethod(add)  # tells the session of a new tap, and for which one it stands
-        self._frames = Frames(modules)
-        self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
-        self._any_name = self._changes = False
+        super().__init__(add, modules)
         self._moment = Moment()
-        self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
         self._probabilities = False
-        self._here: dict[int, Here] = {}  # by the id of the code
-        self._mark: object = _NO_FRAME  # of the frame of the last operation
-        self._quiet: set[int] = set()  # the places there at which there is nothing to do, until another frame runs
+        self._quiet: set[int] = set()  # the places in the last frame at which there is nothing to do
         self._row = 0  # how many operations there were at these, one after the other
         self._patience = 0
         self._pause: Pause | None = None  # while one goes on
         self._may_pause = True
         self._traced: object = None  # the mark of the frame that was traced, until it is seen to
-        self._watches = False
-        self._unmet: set[tuple[int, str]] = set()  # the functions that are wanted and have not run: whose, and which
-        self._is_twin = False  # of which the hooks on modules know nothing
-        self._is_met_anywhere = False  # whether a method is wanted, which somebody else may call
-        self._hands_up = False  # whether a variable is wanted that may take what a function returns
-        self._shares = False  # whether one is looked after that several functions may assign, such as an attribute
-        self._alert = False
         self._called: set[int] = set()  # the modules that were called at all
-        self._attributes: dict[int, dict[str, Any]] = {}  # by module: the wanted ones, when it was last called
-        # What is assigned to attributes and the like, by its id and what it is assigned to: itself, and by whom.
-        self._taken: dict[tuple[int, object], tuple[Callable[[], Any], Callable[[], Where | None]]] = {}
-        self._active: dict[int, int] = {}  # those of which something is wanted: how many of their calls run
         self._thread = threading.get_ident()
         self.was_elsewhere = False  # whether one was called in another thread
         self._may_change = False  # whether other hooks come after ours
-        self._running: dict[
-            int, list[tuple[Any, Here, int, Where]]
-        ] = {}  # by thread: the functions that are looked after
-        self._taps: dict[tuple[int, str, int], list[Tap]] = {}
 
     def want(self, tap: Tap) -> None:
         """Look out for the values that a tap's address means."""
@@ -191,7 +148,7 @@ class Inside(Mode):
             return func(*args, **kwargs) if kwargs else func(*args)
         self._moment.over()
         iterates, asked = False, frame
-        if _busy and self._is_hidden():  # what a change or an observer computes is not the model's
+        if busy and self._is_hidden():  # what a change or an observer computes is not the model's
             return func(*args, **kwargs) if kwargs else func(*args)
         if here.spots is None:
             iterates = frame.f_code.co_name == "__iter__"
@@ -245,7 +202,7 @@ class Inside(Mode):
         if len(quiet) > 2 or here.spots.loops:  # else it is over before that pays
             self._mark, self._quiet, self._row, self._patience = mark_of(frame), quiet, 0, here.patience
         else:
-            self._mark = _NO_FRAME
+            self._mark = NO_FRAME
 
     def _begin_pause(self, frame: Any) -> None:
         """Nobody wants anything of many operations in a row: have the mode off while it stays so."""
@@ -267,32 +224,9 @@ class Inside(Mode):
         return False
 
     def _end_pause(self, pause: Pause) -> None:
-        self._pause, self._traced, self._mark = None, pause.mark, _NO_FRAME
+        self._pause, self._traced, self._mark = None, pause.mark, NO_FRAME
         if not pause.was_worth_it:
             self._known(pause.frame.f_code).patience *= 4
-
-    def _known(self, code: types.CodeType) -> Here:
-        here = self._here.get(id(code))
-        if here is None:
-            is_ours = is_plumbing(code.co_filename, code.co_name)
-            here = self._here[id(code)] = Here(code, None if is_ours else spots(code))
-            every = (pattern for patterns in self._wanted.values() for pattern in patterns)
-            may_be = (pattern for pattern in every if pattern.may_be_in(code) and pattern.may_name(code))
-            here.names = None if self._any_name else {pattern.last for pattern in may_be}
-            here.nameless = any(is_called(name, code) or not has_variable(code, name) for name in here.names or ())
-            self._set_watch(here)
-        return here
-
-    def _spot(self, here: Here, place: int) -> Spot | None:
-        """What is at a place, if somebody may want it."""
-        assert here.spots is not None
-        spot = here.spots[place]
-        if here.wants(spot):
-            return spot
-        may_matter = self._hands_up and (spot.exit is not None or (spot.is_shared and self._shares))
-        if not self._opened and not may_matter:
-            here.skip.add(place)
-        return None
 
     def _is_idle(self, frame: Any, here: Here, spot: Spot | None) -> bool:
         """Whether nobody wants what is made at a place, nor what another function makes of it: no such one runs."""
@@ -377,7 +311,7 @@ class Inside(Mode):
                 break
             if is_wanted:
                 where = self._frames.where(frame)
-                if id(where.owner) in self._wanted and not _is_wrapper(frame.f_code, where):
+                if id(where.owner) in self._wanted and not is_wrapper(frame.f_code, where):
                     if here.watch:
                         self._look_at_variables(frame, here)
                     value = self._bind(frame, where, spot, way.of(spot.taker), value, older)
@@ -390,57 +324,11 @@ class Inside(Mode):
             for name in spot.variables:
                 self._take(frame, self._frames.where(frame), name, value)
 
-    def _take(self, frame: Any, where: Where, name: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            self._taken[id(value), place_of(frame, name)] = weakref.ref(value), weakref.ref(where)
-
-    def _reach(self, where: Where, name: str, value: Any, spot: Spot, **how: bool) -> Any:
-        """Hand a value to the taps of its address. Returns what takes its place, or None."""
-        base = f"{where.prefix}/{name}"
-        counts = where.call.counts
-        number = counts.get(base, 0)
-        counts[base] = number + 1
-        key = (id(where.owner), base, number)
-        taps = self._taps.get(key)
-        if taps is None:
-            taps = self._taps[key] = self._make(where, base, number, spot)
-        if not taps:
-            return None
-        thread = threading.get_ident()
-        before = _busy.get(thread)
-        _busy[thread] = next(keys), graph_task()
-        try:
-            return hand_to(taps, where.call.number, value, spot, **how)
-        except TypeError as error:  # torch takes one inside an operator for its own
-            raise RuntimeError(f"TypeError: {error}") from error
-        finally:
-            if before is None:
-                del _busy[thread]
-            else:
-                _busy[thread] = before
-
-    def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
-        """The taps of one address, when it is first met."""
-        taps = []
-        for pattern in self._wanted.get(id(where.owner), ()):
-            if pattern.means(base, number):
-                asked = pattern.tap.site
-                inner = f"{base}#{number}" if number else base
-                site = Site(asked.address._replace(inner=inner), where.owner, "inner", asked.wide)
-                site.spot = spot
-                taps.append(pattern.tap.twin(site))
-                if (add := self._add()) is not None:
-                    add(taps[-1], pattern.tap)
-        if number == 1:  # so the first has a number too
-            for tap in self._taps.get((id(where.owner), base, 0), ()):
-                tap.site.address = tap.site.address._replace(inner=f"{base}#0")
-        return taps
-
     # What no operation made.
 
     def bound(self, module: nn.Module, output: Any) -> Any:
         """A module's output, which a variable may take. Returns what the model goes on with, or None."""
-        if (_busy or threading.get_ident() != self._thread) and self._is_elsewhere():
+        if (busy or threading.get_ident() != self._thread) and self._is_elsewhere():
             return None
         if (calls := self._active.pop(id(module), 0)) > 1:
             self._active[id(module)] = calls - 1
@@ -472,7 +360,7 @@ class Inside(Mode):
         """A module is about to be called, and may write into what it is given."""
         if self._pause is not None:  # an error has ended the tracing
             self._pause.end()
-        if (_busy or threading.get_ident() != self._thread) and self._is_elsewhere():
+        if (busy or threading.get_ident() != self._thread) and self._is_elsewhere():
             if not self._is_hidden():
                 self._pass_by(module)
             return
@@ -524,11 +412,6 @@ class Inside(Mode):
     def _is_elsewhere(self) -> bool:
         return self._is_hidden() or (threading.get_ident() != self._thread and not self.is_on())
 
-    def _is_hidden(self) -> bool:
-        """Whether a change or an observer runs that was called while this session was open, and no checkpoint again."""
-        first, task = _busy.get(threading.get_ident(), (0, -1))
-        return self._frames.key < first and graph_task() == task
-
     def finish(self, failed: bool) -> None:
         """Before the session ends: see to the functions that have, unless an exception ended them."""
         try:
@@ -538,202 +421,10 @@ class Inside(Mode):
             self._running.clear()
             self._attributes.clear()
             self._moment.over()
-            self._mark = _NO_FRAME
+            self._mark = NO_FRAME
             if self._pause is not None:
                 self._pause.end()
             self._traced = None
-
-    def _look_back(self, frame: Any) -> None:
-        """See which variables of functions that have ended got values after their last operation."""
-        running = self._running.get(threading.get_ident())
-        while running:
-            ended, here, task, where = running[-1]
-            if ended is frame or ended is frame.f_back or is_running(ended):
-                return
-            running.pop()
-            if graph_task() == task:  # not what a checkpoint has run again
-                self._look_at_variables(ended, here, where)
-            where.is_followed = False  # a generator may go on
-            self._set_alert()
-
-    def _set_watch(self, here: Here) -> None:
-        """Find the variables of a function that are not known to get their values from operations alone."""
-        known, names = here.spots, here.names
-        if known is None:
-            return
-        taking = [
-            name for name, givers in known.givers.items() if (name in names if names is not None else -1 not in givers)
-        ]
-        doubtful = {name: at - known.proven for name, at in known.arithmetic.items() if names is None or name in names}
-        here.unproven = set().union(*doubtful.values())
-        taking += [name for name, at in doubtful.items() if at and name not in taking]
-        if here.watch != tuple(taking):
-            self._frames.looks += 1
-        here.watch = tuple(taking)
-        shares = self._shares or not known.shared.isdisjoint(taking)
-        if here.watch and (shares != self._shares or not self._watches):
-            self._watches = self._hands_up = True
-            self._shares = shares
-            self._look_up_all()
-            self._set_alert()
-        else:
-            here.look_up(self._hands_up, self._shares, bool(self._opened))
-
-    def _look_up_all(self) -> None:
-        """Other things count now than did before."""
-        for here in self._here.values():
-            here.look_up(self._hands_up, self._shares, bool(self._opened))
-
-    def _prove(self, here: Here, offset: int) -> None:
-        """An operation was seen at a place: the variable that takes it need not be looked after for its sake."""
-        if offset not in here.unproven:
-            return
-        assert here.spots is not None
-        here.spots.proven.add(offset)
-        self._set_watch(here)
-        if not any(other.watch for other in self._here.values()):
-            self._watches = False
-            self._hands_up = any(pattern.is_of_helpers for patterns in self._wanted.values() for pattern in patterns)
-            self._look_up_all()
-            self._running.clear()
-            self._set_alert()
-
-    def _set_alert(self) -> None:
-        """While a function runs whose variables are looked after, or may do, every operation counts."""
-        is_wanted = self._watches or bool(self._unmet)
-        runs = bool(self._active) or any(self._running.values())
-        self._alert = is_wanted and (runs or self._is_met_anywhere or self._is_twin)
-        self._mark = _NO_FRAME
-
-    def _notice(self, frame: Any, here: Here, writing: bool) -> None:
-        """Before an operation: see which variables have got other values since the last one."""
-        for outer in self._outer():
-            known = outer._known(frame.f_code)
-            if (outer._alert or known.watch) and known.spots is not None:
-                outer._notice(frame, known, writing)
-        self._look_back(frame)
-        # It may write into what the functions around it hold; a generator goes on, and they have what it gave last.
-        if not self._frames.is_seen(frame) or frame.f_code.co_flags & SUSPENDS or (writing and self._shares):
-            around = self._around(frame)
-            if self._unmet:
-                self._meet(frame)
-            running = self._running.setdefault(threading.get_ident(), [])
-            length = len(running)
-            for one in around:
-                other = self._here.get(id(one.f_code))
-                if other is not None and other.watch:
-                    self._look_at_variables(one, other)
-                    self._frames.see(one)
-            running[length:] = running[length:][::-1]  # the outermost first, as on the stack
-            if here.names or here.names is None or self._is_met_anywhere:
-                self._frames.where(frame)  # calls count
-            self._frames.see(frame)
-        if here.watch:
-            self._look_at_variables(frame, here, again=True)
-
-    def _is_settled(self, frame: Any, here: Here) -> bool:
-        """Whether the innermost function that is looked after is this one, and its variables are as they were."""
-        running = self._running.get(threading.get_ident())
-        if not running or running[-1][0] is not frame or self._shares or here.code.co_flags & SUSPENDS:
-            return False
-        where = running[-1][3]
-        return not where.growing and not here.changed(where.looked_at, frame.f_lasti) and not self._outer()
-
-    def _around(self, frame: Any) -> list[Any]:
-        """The frames around one, from the inside out, up to where nothing can have changed since a look at them."""
-        found = []
-        while (frame := frame.f_back) is not None:
-            found.append(frame)
-            if not self._shares and self._frames.is_seen(frame) and not frame.f_code.co_flags & SUSPENDS:
-                break
-        return found
-
-    def _meet(self, frame: Any) -> None:
-        """Know the functions around an operation that have run none of their own so far."""
-        new = []
-        while frame is not None and self._frames.is_new(frame):
-            new.append(frame)
-            frame = frame.f_back
-        for one in new:
-            where = self._frames.where(one)
-            if where is NOWHERE:  # so are those around it
-                return
-            names = self._known(one.f_code).names
-            met = names is None or any(is_operation(name) or has_variable(one.f_code, name) for name in names)
-            if met and (id(where.owner), where.prefix) in self._unmet:  # and not another one of this name
-                self._unmet.remove((id(where.owner), where.prefix))
-                self._set_alert()
-
-    def _look_at_variables(self, frame: Any, here: Here, where: Where | None = None, again: bool = False) -> None:
-        """See which variables of a function have got other values; `again`: its place is about to run, maybe again.
-
-        `where` is given if it has ended.
-        """
-        is_over = where is not None
-        where = where or self._frames.where(frame)
-        if where is NOWHERE or id(where.owner) not in self._wanted or _is_wrapper(frame.f_code, where):
-            return
-        last = where.looked_at
-        names = here.changed(last, frame.f_lasti) if where.is_followed else here.watch
-        names = tuple(where.growing.union(names)) if where.growing else names
-        if not names:
-            if frame.f_lasti in here.skip:
-                here.quiet.setdefault(last, set()).add(frame.f_lasti)
-            return
-        where.looked_at = frame.f_lasti
-        assert here.spots is not None
-        growing: set[str] = set()
-        values = variables(frame, names, growing)
-        where.growing = growing if here.spots.loops else where.growing
-        if not where.is_followed:
-            where.is_followed = True
-            self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
-            self._set_alert()
-            self._remember_given(frame, here, where, values)
-        if len(values) < len(names):
-            where.held.forget(set(names).difference(dict(values)), here.spots, frame.f_lasti, again)
-        for name, value in values:
-            if where.held.is_known(name, value, here.spots, frame.f_lasti, again):
-                continue
-            where.held.put(name, value)
-            if name in here.spots.shared:
-                if self._is_taken(frame, where, name, value) or not here.spots.may_assign(name, last, frame.f_lasti):
-                    continue  # another function has
-                self._take(frame, where, name, value)
-            spot = here.spots.giving(name, frame.f_lasti)
-            # A function that this one has called may have switched gradients off.
-            may_change = self._changes and not is_over and (again or context() == where.call.context)
-            if not may_change or not here.spots.is_fresh(name, frame.f_lasti):
-                self._reach(where, name, value, spot, late=True)
-            elif (new := self._reach(where, name, value, spot, older=True)) is not None:
-                rebind(frame, name, new)
-                for session in (*self._outer(), self):
-                    session._frames.where(frame).held.put(name, new)
-
-    def _remember_given(self, frame: Any, here: Here, where: Where, values: list[tuple[str, Any]]) -> None:
-        """What the variables of a function held when it was called: arguments, attributes, as far as can be told."""
-        assert here.spots is not None
-        names = here.spots.rebound.intersection(here.watch)
-        if not names:
-            return
-        given = {**dict(values), **arguments(frame)}
-        if not where.prefix:
-            given.update(self._attributes.get(id(where.owner), ()))
-        for name in where.held.unknown(names):
-            if not here.spots.is_assigned(name, frame.f_lasti):
-                where.held.put(name, given.get(name))
-
-    def _outer(self) -> "list[Inside]":
-        """The sessions around this one that look into forwards, the outermost first: they come before it."""
-        if len(open_sessions()) < 2:
-            return []
-        stack = torch.overrides._get_current_function_mode_stack()  # without it, while it runs
-        return [mode for mode in stack[: stack.index(self) if self in stack else None] if isinstance(mode, Inside)]
-
-    def _is_taken(self, frame: Any, where: Where, name: str, value: Any) -> bool:
-        """Whether another function has assigned a value."""
-        taken, by = self._taken.get((id(value), place_of(frame, name)), (None, None))
-        return taken is not None and by is not None and taken() is value and by() is not where
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""
@@ -769,13 +460,6 @@ def _caller(frame: Any) -> Any:
     ):
         frame = frame.f_back
     return frame
-
-
-def _is_wrapper(code: types.CodeType, where: Where) -> bool:
-    """Whether a function stands for a forward, as a decorator's does, and is not itself one."""
-    if where.prefix or code.co_name == "forward" or code.co_name in COMPREHENSIONS:
-        return False
-    return code not in codes_of(where.owner)
 
 
 def _is_among(value: Any, others: Iterable[Any]) -> bool:
