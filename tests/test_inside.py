@@ -3988,3 +3988,82 @@ def test_a_variable_may_be_called_like_an_operation():
     model = module_of(forward)
     assert list(told_of(model, "./getitem", torch.ones(2))) == ["./getitem#0", "./getitem#1"]
     assert list(told_of(model, "./linalg_norm", torch.ones(2))) == ["./linalg_norm#0", "./linalg_norm#1"]
+
+
+def fill(found, x):
+    w = x + 1
+    for _ in range(3):
+        found.append(w)
+        w = w * 0.5
+
+
+def test_containers_are_seen_with_their_first_tensor_whatever_was_asked_before():
+    class Named(nn.Module):
+        def forward(self, x):
+            out = {}
+            h = x * 2
+            out["first"] = h
+            h = h + 1
+            return h.norm()
+
+    class Listed(nn.Module):
+        def forward(self, x):
+            found = []
+            z = x * 2
+            found.append(z)
+            k = x
+            found.append(k * 1)
+            return found[0] + k
+
+    class Filled(nn.Module):
+        def forward(self, x):
+            found = []
+            fill(found, x)
+            found.append(x)
+            return found[0] + found[-1]
+
+    x = torch.ones(1)
+    for kind, asked, size in ((Named, "./out", 1), (Listed, "./found", 1), (Filled, "./found", 4)):
+        for addresses in ([asked], [asked, "./k"], ["./*"], ["./**"], [asked]):
+            model = kind()
+            if "./k" in addresses and kind is not Listed:
+                continue
+            for _ in range(2):
+                with capture(model, *addresses) as seen:
+                    model(x)
+                assert len(seen[asked]) == size
+        assert [str(site) for site in sites(kind(), x)] == [str(site) for site in sites(kind(), x)]
+
+
+def test_a_statement_that_does_not_say_what_it_writes_into():
+    def bound(self, x):
+        y = x * 2
+        a = x * 1
+        for write in (a.add_, y.add_):
+            write(a)
+        return y
+
+    def taken(self, x, operation):
+        a = x * 1
+        operation(a)
+        return a * 1
+
+    model = module_of(bound)
+    assert told_of(model, "./y", torch.ones(1)) == {"./y#0": 2, "./y#1": 4}
+    with edit(model, {"./y#1": scale(2.0)}):
+        assert model(torch.ones(1)) == 8
+    model = module_of(taken)
+    told_of(model, "./a", torch.zeros(1), torch.exp_)
+    assert told_of(model, "./exp", torch.zeros(1), torch.exp) == {"./exp": 1}
+
+
+def test_an_operation_that_is_called_like_a_variable_which_holds_it():
+    @torch.library.custom_op("tenterhook_tests::fused", mutates_args=())
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    def forward(self, x, fused):
+        return fused(x) + 1
+
+    model = module_of(forward)
+    assert told_of(model, "./fused", torch.ones(1), torch.ops.tenterhook_tests.fused) == {"./fused": 3}

@@ -260,7 +260,7 @@ class Inside(Variables):
         if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
             return self._bind(frame, where, spot, taker, value, was_given)
         if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
-            if written in spot.written[:1] and value is args[0]:
+            if written in spot.written[:1] and value is args[0] and spot.says_what_it_writes:
                 spot.writes_into = written
             self._reach(where, written, value, spot, in_place=True)
             return out

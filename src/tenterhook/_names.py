@@ -62,6 +62,14 @@ class Spot:
                     self.written = steps.written(at)
 
     @property
+    def says_what_it_writes(self) -> bool:
+        """Whether a statement can write into nothing but what it says first: `a.add_(1)`, `a[0] = 1`."""
+        if self.called is None:
+            return True
+        thing, _, method = self.called.rpartition(".")
+        return method.endswith("_") and [thing] == self.written[:1]
+
+    @property
     def is_nameless(self) -> bool:
         """Whether it goes by its operation."""
         return self.taker is None and not self.is_statement
@@ -105,6 +113,12 @@ class Spots(dict[int, Spot]):
     def __missing__(self, lasti: int) -> Spot:
         spot = self[lasti] = Spot(self.code, lasti, self._steps)
         return spot
+
+    @cached_property
+    def called(self) -> set[str]:
+        """The names that are called, and of what they are attributes."""
+        calls = (self[step.offset].called for step in self._steps if step.op.startswith("CALL"))
+        return {part for path in calls if path is not None for part in path.split(".")}
 
     def calls_giving(self, name: str) -> list[Spot | None]:
         """The calls that give a variable its value; None for something else that does."""

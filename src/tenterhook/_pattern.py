@@ -78,7 +78,7 @@ class Pattern:
 
 def is_called(name: str, code: types.CodeType) -> bool:
     """Whether an operation of that name may run in a function."""
-    return is_operation(name) or name in code.co_names
+    return is_operation(name) or name in code.co_names or name in spots(code).called
 
 
 def codes_of(owner: Any) -> list[types.CodeType]:

@@ -109,7 +109,7 @@ class Variables(Mode):
         doubtful = {name: at - known.proven for name, at in known.arithmetic.items() if names is None or name in names}
         here.unproven = set().union(*doubtful.values())
         taking += [name for name, at in doubtful.items() if at and name not in taking]
-        if here.watch != tuple(taking):
+        if not set(taking).issubset(here.watch):
             self._frames.looks += 1
         here.watch = tuple(taking)
         shares = self._shares or not known.shared.isdisjoint(taking)
@@ -284,7 +284,8 @@ class Variables(Mode):
             return
         last = where.looked_at
         names = here.changed(last, frame.f_lasti) if where.is_followed else here.watch
-        names = tuple(where.growing.union(names)) if where.growing else names
+        if where.growing:
+            names = tuple([name for name in here.watch if name in where.growing or name in names])
         if not names:
             if frame.f_lasti in here.skip:
                 here.quiet.setdefault(last, set()).add(frame.f_lasti)
@@ -293,7 +294,7 @@ class Variables(Mode):
         assert here.spots is not None
         growing: set[str] = set()
         values = variables(frame, names, growing)
-        where.growing = growing if here.spots.loops else where.growing
+        where.growing = growing
         if not where.is_followed:
             where.is_followed = True
             self._running.setdefault(threading.get_ident(), []).append((frame, here, graph_task(), where))
