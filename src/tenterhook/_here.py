@@ -56,7 +56,10 @@ class Here:
         """What others have found out who want the same; `is_special`: it depends on more than what is wanted here."""
         names = None if self.names is None else frozenset(self.names)
         asked = names, self.nameless, self.watch, hands_up, shares
-        found = Found() if is_special or self.spots is None else self.spots.found.setdefault(asked, Found())
+        known = {} if is_special or self.spots is None else self.spots.found
+        if len(known) > 100:
+            known.clear()
+        found = known.setdefault(asked, Found())
         self._found, self._hands_up = found, hands_up
         self.skip, self.outside, self.quiet = found.skip, found.outside, found.quiet
 
