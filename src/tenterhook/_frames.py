@@ -324,10 +324,13 @@ def variables(frame: Any, names: Iterable[str], growing: set[str]) -> list[tuple
         if value is None and "." in name:
             thing, *path = name.split(".")
             value = _stored_in(values.get(thing), path)
-        if isinstance(value, list | dict | UserDict) or (value is not None and is_dataclass(value)):
-            growing.add(name)
-        if value is not None and holds_tensors(value):
+        if isinstance(value, Tensor):
             found.append((name, value))
+        elif type(value) not in _NO_STRUCTURES:
+            if isinstance(value, list | dict | UserDict) or is_dataclass(value):
+                growing.add(name)
+            if holds_tensors(value):
+                found.append((name, value))
     _let_go(frame, values)
     return found
 
