@@ -187,14 +187,21 @@ class Inside(Variables):
             self._note_taker(frame, spot, out)
             out = self._hand_up(frame, spot, out, _is_among(out, args))
         self._moment.over()
+        self._settle(frame, here)
+        return out
+
+    def _settle(self, frame: Any, here: Here) -> None:
+        """After an operation: find the places of its frame at which there is nothing to do from here on."""
         if not self._alert and not here.watch:
             self._rest(frame, here, here.skip)
-        elif not self._shares and not here.code.co_flags & SUSPENDS:  # else others may assign to what is looked after
-            where = self._frames.where(frame) if here.watch else NOWHERE
-            if not where.growing:
-                at = where.looked_at
-                self._rest(frame, here, here.quiet.setdefault(at, set()) if where.is_followed else here.skip)
-        return out
+            return
+        self._mark = NO_FRAME
+        if self._shares or here.code.co_flags & SUSPENDS:  # others may assign to what is looked after
+            return
+        where = self._frames.where(frame) if here.watch else NOWHERE
+        if not where.growing:
+            at = where.looked_at
+            self._rest(frame, here, here.quiet.setdefault(at, set()) if where.is_followed else here.skip)
 
     def _rest(self, frame: Any, here: Here, quiet: set[int]) -> None:
         """From here on there is nothing to do at some places of a frame, until another runs."""
