@@ -4067,22 +4067,3 @@ def test_an_operation_that_is_called_like_a_variable_which_holds_it():
 
     model = module_of(forward)
     assert told_of(model, "./fused", torch.ones(1), torch.ops.tenterhook_tests.fused) == {"./fused": 3}
-
-
-def test_a_list_that_begins_within_a_loop_is_looked_at_until_it_is_filled():
-    def forward(self, x):
-        found = x * 0
-        for k in range(12):
-            if k == 6:
-                found = []
-            x = x + 1
-            if k > 6:
-                found.append(x)
-                x = x + 1
-        return x
-
-    model = module_of(forward)
-    for _ in range(2):
-        with capture(model, "./found") as seen:
-            model(torch.zeros(1))
-        assert [len(seen[one]) for one in seen] == [1, 1] and isinstance(seen["./found#1"], list)
