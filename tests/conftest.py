@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tenterhook import _compiled, _scope, _session
-from tenterhook._handles import Hook
+from tenterhook._handles import HookId
 
 
 def ours(model: nn.Module) -> list[str]:
@@ -13,7 +13,7 @@ def ours(model: nn.Module) -> list[str]:
     found = []
     for name, module in model.named_modules():
         for table in (module._forward_hooks, module._forward_pre_hooks):
-            found += [name or "." for hook in table.values() if isinstance(hook, Hook)]
+            found += [name or "." for key in table if type(key) is HookId]
         found += [name for key in module._forward_hooks_with_kwargs if key not in module._forward_hooks]
         found += [name for key in module._forward_pre_hooks_with_kwargs if key not in module._forward_pre_hooks]
     for name, parameter in model.named_parameters():

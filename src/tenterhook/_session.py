@@ -1,7 +1,6 @@
 """A session: the taps of one `with` block, placed when it is entered, removed when it is left, whatever happens."""
 
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook import _compiled
 from tenterhook._errors import EditError
 from tenterhook._graph import NodeHooks
-from tenterhook._handles import Hook
+from tenterhook._handles import Hook, begin_hiding, end_hiding, new_id, register
 from tenterhook._inside import Bound, Calling, Inside
 from tenterhook._mode import Mode, Witness
 from tenterhook._replay import checkpoints, graph_task
@@ -28,8 +27,6 @@ from tenterhook._table import Table
 from tenterhook._tap import After, Before, Tap
 from tenterhook._why import why_never_called
 
-# Ids for our entries in torch's hook tables. Its own count up from 0 and without a lock, so ours count down.
-_ids = itertools.count(-1, -1)
 _lock = threading.RLock()  # what is collected while it is held may close a session, too
 _NOT_HOOKED = (ScriptModule, type(None))
 
@@ -83,6 +80,7 @@ class Session:
     _again = 0  # how many checkpoints run again under it, after it was left
     _ended_by: type[BaseException] | None = None
     _holds_stance = False
+    _is_placed = False
     _inside: Inside | None = None  # looks into forwards, where an address asks for that
 
     def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False) -> None:
@@ -154,6 +152,8 @@ class Session:
 
     def _place_all(self, taps: Iterable[Tap]) -> None:
         self._holds_stance = _compiled.force_eager()
+        begin_hiding()
+        self._is_placed = True
         placed = self._placed
         for tap in taps:
             site = tap.site
@@ -163,7 +163,7 @@ class Session:
                 continue
             # What register_forward_hook does, less its handle and options, in a quarter of the time.
             hooks = module._forward_hooks
-            key = next(_ids)
+            key = new_id()
             placed.append((hooks, key))
             hooks[key] = tap
             if tap.needs_before:
@@ -183,12 +183,13 @@ class Session:
             tap.missed = "it runs as TorchScript, which calls no Python hooks; ask for the module around it"
         else:
             tap.prepare(module)
-            self._handles.append(module.register_forward_pre_hook(tap, with_kwargs=True))
+            flags = module._forward_pre_hooks_with_kwargs
+            self._handles.append(register(module._forward_pre_hooks, tap, with_kwargs=flags))
             if site.address.grad or tap.changes:
                 self._pending.append(tap.pending)
                 # What took the place of an input goes back in the other order, the inner session's first.
-                after = module.register_forward_hook(After(tap), with_kwargs=True, prepend=tap.changes)
-                self._handles.append(after)
+                table, flags = module._forward_hooks, module._forward_hooks_with_kwargs
+                self._handles.append(register(table, After(tap), with_kwargs=flags, first=tap.changes))
 
     def _place_elsewhere(self, tap: Tap, owner: Any) -> None:
         if tap.site.kind == "node":
@@ -243,12 +244,12 @@ class Session:
                 continue
             self._place_before(module, Calling(inside))
             if id(module) in results:
-                key = next(_ids)
+                key = new_id()
                 self._placed.append((module._forward_hooks, key))
                 module._forward_hooks[key] = Bound(inside)
 
     def _place_before(self, module: nn.Module, hook: Before | Calling) -> None:
-        key, hooks = next(_ids), module._forward_pre_hooks
+        key, hooks = new_id(), module._forward_pre_hooks
         self._placed.append((hooks, key))
         hooks[key] = hook
         hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]  # before anything of ours makes copies
@@ -330,6 +331,9 @@ class Session:
             for handle in handles:
                 handle.remove()
             handles.clear()
+        if self._is_placed:
+            self._is_placed = False
+            end_hiding()
         if self._holds_stance:
             self._holds_stance = False
             _compiled.allow_compiled()

@@ -1,6 +1,5 @@
 """Which hooks of a recorder are where: those that stay, and those that are there while a step is sampled."""
 
-import itertools
 import sys
 import weakref
 from typing import Any
@@ -11,14 +10,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook._frames import CALLS, all_variables
-from tenterhook._handles import Hook
+from tenterhook._handles import Hook, new_id, register
 from tenterhook.record._backward import frames_from
 from tenterhook.record._compiling import never_compile
 from tenterhook.record._hooks import OutputHook, RootHook, WriteHook, guarded, is_tracing
 from tenterhook.record._models import Model
 from tenterhook.record._sentinels import Sentinels
-
-_ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
 
 class Placed:
@@ -53,7 +50,8 @@ class Placed:
         if id(module._forward_hooks) in model.fused or isinstance(module, torch.jit.ScriptModule):
             handles.append(register_module_forward_pre_hook(_Only(hook, module, self.fused)))
         else:
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            flags = module._forward_pre_hooks_with_kwargs
+            handles.append(register(module._forward_pre_hooks, hook, with_kwargs=flags))
         self.watch_last(module)
         return hook
 
@@ -70,7 +68,7 @@ class Placed:
 
     def discover_by(self, module: nn.Module) -> None:
         """Look for models when this one is called, which torch.compile has wrapped."""
-        self._outer.append(module.register_forward_pre_hook(_Discovery(self._recorder)))
+        self._outer.append(register(module._forward_pre_hooks, _Discovery(self._recorder)))
 
     def put_on(self) -> None:
         """A step is sampled: see what every module gives."""
@@ -83,16 +81,16 @@ class Placed:
             for site, reference in () if model.compiled else model.modules:
                 module = reference()
                 if module is not None and not isinstance(module, torch.jit.ScriptModule):
-                    key = next(_ids)
+                    key = new_id()
                     self._on.append((module._forward_hooks, key))
                     module._forward_hooks[key] = self._hook(model, site, module)
                     if getattr(module, "inplace", False) is True:
                         self._on.append((module._forward_pre_hooks, key))
                         module._forward_pre_hooks[key] = self._writes
         layers = {table: layers for model in recorder.models.all for table, layers in model.fused.items()}
-        for table, key in self._on if layers else ():
+        for table, hook_id in self._on if layers else ():
             for layer in layers.get(id(table), ()):
-                self.fused.hooks.setdefault(layer, []).append((table, key, table[key]))
+                self.fused.hooks.setdefault(layer, []).append((table, hook_id, table[hook_id]))
         if self.fused.hooks and self._switch is None:
             self._switch = register_module_forward_pre_hook(self.fused)
 

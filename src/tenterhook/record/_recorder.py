@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
+from tenterhook._handles import begin_hiding, end_hiding
 from tenterhook._replay import graph_task
 from tenterhook._tree import version_of
 from tenterhook.record._backward import asked_for, classes_of, note_scale, outermost_backward
@@ -57,7 +58,7 @@ class Recorder:
         self.places = Places()
         self.models = Models(selectors)
         self.schedule = schedule
-        self.on = False
+        self.on = self._installed = False
         self.spent = 0.0  # seconds in our own code, since the last step
         self.sampling = False
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
@@ -109,7 +110,8 @@ class Recorder:
         discover: bool = False,
     ) -> None:
         """Place the hooks: on these models, or on whatever is called."""
-        self.on = True
+        self.on = self._installed = True
+        begin_hiding()
         self._hooks.discovers = self._everything = discover
         self._only = optimizer
         self._globals = [Stepping(self), Compiling(self._wrapped, self._compiles, self._grows, all_code=discover)]
@@ -128,6 +130,9 @@ class Recorder:
             for handle in (*self._globals, *self._hooks.handles(), *self.part.handles):
                 stack.callback(handle.remove)
             stack.callback(self._hooks.take_off)
+            if self._installed:
+                self._installed = False
+                stack.callback(end_hiding)
         _forked.discard(self)
 
     def finish(self) -> None:

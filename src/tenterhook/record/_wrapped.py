@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from tenterhook._handles import _Leftover
-from tenterhook.record._hooks import OutputHook, RootHook, WriteHook
+from tenterhook._handles import HookId
 
 
 class Wrapped:
@@ -86,8 +85,8 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
     tables = [table for one in module.modules() for table in (one._forward_hooks, one._forward_pre_hooks)]
     before = [(table, [*table.items()]) for table in tables]
     for table, hooks in before:
-        for key, hook in hooks:
-            if isinstance(hook, OutputHook | RootHook | WriteHook | _Leftover):
+        for key, _ in hooks:
+            if type(key) is HookId:
                 table.pop(key, None)  # a copy.copy of a module has the same table
     try:
         yield
