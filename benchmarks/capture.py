@@ -21,7 +21,7 @@ from common import Rows, Stack, interleave
 from torch import nn
 
 from tenterhook import capture
-from tenterhook._sites import resolve
+from tenterhook.addresses.sites import resolve
 
 
 def by_hand(

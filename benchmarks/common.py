@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 Rows = list[tuple[str, str, str, str]]
 

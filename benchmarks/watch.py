@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from common import Rows, device, wait
 from torch import nn
 
-from tenterhook.record._places import KINDS
-from tenterhook.record._watch import Options, Recording
+from tenterhook.record.places import KINDS
+from tenterhook.record.watch import Options, Recording
 from tenterhook.store import open_run
 
 Step = Callable[[], object]
@@ -206,7 +206,7 @@ def on_gpu(rounds: int) -> Rows:
 
 def bandwidth() -> Rows:
     """The kernel on 1 GiB, beside a copy: bytes read a second ÷ bytes read and written a second."""
-    from tenterhook.stats._cuda import measure_cuda
+    from tenterhook.stats.cuda import measure_cuda
 
     rows: Rows = []
     for dtype in (torch.bfloat16, torch.float32):

@@ -11,7 +11,7 @@ from common import TRAINING, accuracy, colour, draw, load, one_of_each, trained
 from torch import Tensor, nn
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 EPSILONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 STEPS = 20

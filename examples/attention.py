@@ -12,7 +12,7 @@ from common import colour, draw, minilm
 from torch import Tensor
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 SENTENCE = "The bark of the old dog that lives next door woke us again this morning."
 KINDS = {"word before": -1, "itself": 0, "word after": 1}

@@ -12,7 +12,7 @@ from common import TRAINING, accuracy, build, colour, draw, load, one_of_each, t
 from torch import Tensor, nn
 
 from tenterhook import capture, sites
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 
 def look(model: nn.Module, images: Tensor, labels: Tensor) -> Table:

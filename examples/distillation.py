@@ -12,7 +12,7 @@ from common import TRAINING, accuracy, build_deeper, fit, load, train
 from torch import Tensor, nn
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 FEW = (1, 2, 5)  # labels per digit
 WEIGHTS = {"labels alone": 0.0, "labels and the teacher's features": 20.0}  # of the loss on features

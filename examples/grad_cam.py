@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 LAST_CONV = "2"
 

@@ -12,8 +12,8 @@ from common import TRAINING, accuracy, build, fit, load, train
 from torch import Tensor, nn
 
 from tenterhook import capture, edit
-from tenterhook._table import Table
 from tenterhook.changes import reverse
+from tenterhook.tables import Table
 
 
 class TwoHeads(nn.Module):

@@ -13,8 +13,8 @@ from common import TRAINING, colour, draw, one_of_each, signed, trained
 from torch import Tensor, nn
 
 from tenterhook import capture, edit
-from tenterhook._table import Table
 from tenterhook.changes import clamp
+from tenterhook.tables import Table
 
 
 def saliency(model: nn.Module, images: Tensor, digits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from common import TRAINING, colour, draw, one_of_each, signed, trained
 from torch import Tensor, nn
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 STEPS = 1024
 

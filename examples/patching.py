@@ -12,7 +12,7 @@ from common import colour, draw, minilm, pooled
 from torch import Tensor
 
 from tenterhook import capture, sweep
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 CLEAN = "The bark of the old dog woke us."
 CORRUPTED = "The bark of the old tree woke us."

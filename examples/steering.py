@@ -12,8 +12,8 @@ from common import minilm, pooled
 from torch import Tensor
 
 from tenterhook import capture, edit, load_edits
-from tenterhook._table import Table
 from tenterhook.changes import add, project_out
+from tenterhook.tables import Table
 
 LAYER = "encoder.layer.3"
 GOOD = ("I love this film.", "What a wonderful meal!", "The hotel was excellent.", "She is happy with her new job.")

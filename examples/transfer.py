@@ -11,7 +11,7 @@ from common import accuracy, build_deeper, load, train
 from torch import Tensor, nn
 
 from tenterhook import capture
-from tenterhook._table import Table
+from tenterhook.tables import Table
 
 FEW = (2, 5, 20)  # labels per digit
 DRAWS = 3

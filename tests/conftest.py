@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import _compiled, _scope, _session
-from tenterhook._handles import HookId
+from tenterhook.hooks import scope
+from tenterhook.platform import compiler
+from tenterhook.platform.hook_tables import HookId
+from tenterhook.verbs.session import Session
 
 
 def ours(model: nn.Module) -> list[str]:
@@ -25,19 +27,19 @@ def ours(model: nn.Module) -> list[str]:
 def nothing_left_behind(monkeypatch):
     """Fails a test whose sessions leave a hook, an open scope or a compiler stance."""
     models = []
-    plain = _session.Session.__init__
+    plain = Session.__init__
 
     def remember(self, model, **options):
         models.append(weakref.ref(model))
         plain(self, model, **options)
 
-    monkeypatch.setattr(_session.Session, "__init__", remember)
+    monkeypatch.setattr(Session, "__init__", remember)
     yield
     left = [where for ref in models if isinstance(model := ref(), nn.Module) for where in ours(model)]
     assert not left, f"hooks left behind: {left}"
-    assert _scope.here() == (), "a scope is still open"
+    assert scope.here() == (), "a scope is still open"
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still on"
-    assert _compiled._open == 0, "the compiler stance was not put back"
+    assert compiler._open == 0, "the compiler stance was not put back"
 
 
 @pytest.fixture(autouse=True)

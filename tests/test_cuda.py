@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tenterhook import capture, edit, sweep
 from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
-from tests.test_checkpoint import ADDRESSES, Net
-from tests.test_edit_checkpoint import EDITS
-from tests.test_edit_checkpoint import Net as Segments
-from tests.test_inside import Checkpointed, Steps
+from tests.hooks.test_checkpoint import ADDRESSES, Net
+from tests.inside.test_inside import Checkpointed, Steps
+from tests.verbs.test_edit_checkpoint import EDITS
+from tests.verbs.test_edit_checkpoint import Net as Segments
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

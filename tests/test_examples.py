@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tenterhook.record._watch import Options, Recording
+from tenterhook.record.watch import Options, Recording
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Figures = dict[str, float]

@@ -16,54 +16,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenterhook._capture import capture as capture
-    from tenterhook._captured import Captured as Captured
-    from tenterhook._edit import edit as edit
-    from tenterhook._edit_file import load_edits as load_edits
-    from tenterhook._errors import AddressError as AddressError
-    from tenterhook._errors import AmbiguousError as AmbiguousError
-    from tenterhook._errors import EditError as EditError
-    from tenterhook._errors import NotSeenError as NotSeenError
-    from tenterhook._errors import OverwrittenError as OverwrittenError
-    from tenterhook._errors import RunError as RunError
-    from tenterhook._errors import TenterhookError as TenterhookError
-    from tenterhook._errors import TenterhookWarning as TenterhookWarning
-    from tenterhook._listing import sites as sites
-    from tenterhook._observe import observe as observe
-    from tenterhook._session import Report as Report
-    from tenterhook._sites import Site as Site
-    from tenterhook._sweep import sweep as sweep
-    from tenterhook.record._rule import Finding as Finding
-    from tenterhook.record._watch import watch as watch
+    from tenterhook.addresses.sites import Site as Site
+    from tenterhook.errors import AddressError as AddressError
+    from tenterhook.errors import AmbiguousError as AmbiguousError
+    from tenterhook.errors import EditError as EditError
+    from tenterhook.errors import NotSeenError as NotSeenError
+    from tenterhook.errors import OverwrittenError as OverwrittenError
+    from tenterhook.errors import RunError as RunError
+    from tenterhook.errors import TenterhookError as TenterhookError
+    from tenterhook.errors import TenterhookWarning as TenterhookWarning
+    from tenterhook.record.rule import Finding as Finding
     from tenterhook.record.rules import all_rules as all_rules
-    from tenterhook.store._run import Run as Run
-    from tenterhook.store._run import open_run as open_run
+    from tenterhook.record.watch import watch as watch
+    from tenterhook.store.run import Run as Run
+    from tenterhook.store.run import open_run as open_run
+    from tenterhook.verbs.capture import capture as capture
+    from tenterhook.verbs.captured import Captured as Captured
+    from tenterhook.verbs.edit import edit as edit
+    from tenterhook.verbs.edit_file import load_edits as load_edits
+    from tenterhook.verbs.observe import observe as observe
+    from tenterhook.verbs.session import Report as Report
+    from tenterhook.verbs.sites import sites as sites
+    from tenterhook.verbs.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "capture": "_capture",
-    "Captured": "_captured",
-    "observe": "_observe",
-    "edit": "_edit",
-    "load_edits": "_edit_file",
-    "sweep": "_sweep",
-    "sites": "_listing",
-    "watch": "record._watch",
-    "Finding": "record._rule",
+    "capture": "verbs.capture",
+    "Captured": "verbs.captured",
+    "observe": "verbs.observe",
+    "edit": "verbs.edit",
+    "load_edits": "verbs.edit_file",
+    "sweep": "verbs.sweep",
+    "sites": "verbs.sites",
+    "watch": "record.watch",
+    "Finding": "record.rule",
     "all_rules": "record.rules",
-    "open_run": "store._run",
-    "Run": "store._run",
-    "Site": "_sites",
-    "Report": "_session",
-    "TenterhookError": "_errors",
-    "TenterhookWarning": "_errors",
-    "AddressError": "_errors",
-    "AmbiguousError": "_errors",
-    "EditError": "_errors",
-    "NotSeenError": "_errors",
-    "OverwrittenError": "_errors",
-    "RunError": "_errors",
+    "open_run": "store.run",
+    "Run": "store.run",
+    "Site": "addresses.sites",
+    "Report": "verbs.session",
+    "TenterhookError": "errors",
+    "TenterhookWarning": "errors",
+    "AddressError": "errors",
+    "AmbiguousError": "errors",
+    "EditError": "errors",
+    "NotSeenError": "errors",
+    "OverwrittenError": "errors",
+    "RunError": "errors",
 }
 
 __all__ = sorted(_HOMES)

@@ -21,10 +21,10 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
-from tenterhook._errors import EditError
-from tenterhook._replay import beside_checkpoints, modes
-from tenterhook._sites import Site
-from tenterhook._tree import can_have_gradient, describe, itself, leaves, rebuild, unshared, version_of
+from tenterhook.addresses.sites import Site
+from tenterhook.errors import EditError
+from tenterhook.platform.checkpoints import beside_checkpoints, modes
+from tenterhook.values.tree import can_have_gradient, describe, itself, leaves, rebuild, unshared, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]

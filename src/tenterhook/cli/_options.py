@@ -47,8 +47,8 @@ def settled(given: argparse.Namespace) -> Settled:
     """Their values; ValueError where one makes no sense."""
     table = _from_pyproject()
     values = {name: _value(given, name, table, default) for name, (default, _, _) in _OPTIONS.items()}
-    from tenterhook.record._places import KINDS
-    from tenterhook.record._watch import Options
+    from tenterhook.record.places import KINDS
+    from tenterhook.record.watch import Options
 
     every, budget = values["every"], values["budget"]
     options = Options(

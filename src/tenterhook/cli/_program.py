@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from tenterhook._say import say
+from tenterhook.say import say
 
 
 class Program:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tenterhook._say import say
 from tenterhook.cli._options import add_options, settled, takes_value
 from tenterhook.cli._program import Program, find_program, wait_for_threads
+from tenterhook.say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def _recorded(program: Program, ours: Any) -> int:
 
 def _begin(program: Program, ours: Any) -> Any:
     from tenterhook.cli._folder import folder_for_run
-    from tenterhook.record._watch import Recording
+    from tenterhook.record.watch import Recording
 
     folder = folder_for_run(Path(ours.out), program.name)
     recording = Recording(folder, ours.options, ours.rules, [sys.executable, *program.command])
@@ -107,9 +107,9 @@ def say_verdict(
     """Print the verdict on a run, on stderr where nothing else is said; 3 where --fail-on says so."""
     import shutil
 
-    from tenterhook.record._rule import SEVERITIES
-    from tenterhook.record._verdict import Verdict
+    from tenterhook.report.verdict import Verdict
     from tenterhook.store import open_run
+    from tenterhook.store.schemas import SEVERITIES
 
     stream = stream or sys.stderr
     verdict = Verdict.of(open_run(folder), shown)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tenterhook._errors import TenterhookError, close_matches
+from tenterhook.errors import TenterhookError, close_matches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table; 0, or 2 with a message where that cannot be done."""
-    from tenterhook._listing import sites  # torch takes a second: only once the arguments are known to be right
+    from tenterhook.verbs.sites import sites  # torch takes a second: only once the arguments are known to be right
 
     try:
         model = load(options.model)

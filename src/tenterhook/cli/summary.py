@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from tenterhook._errors import TenterhookError
-from tenterhook._say import say
+from tenterhook.errors import TenterhookError
+from tenterhook.say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

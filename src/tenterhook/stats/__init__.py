@@ -4,7 +4,7 @@ measure([a, b])         numbers and histogram, a row each, on the device of the 
 Stats.of(row, bins)     one such row on the host; a + b is what measuring both at once would have given
 """
 
-from tenterhook.stats._layout import BINS, NUMBERS
-from tenterhook.stats._summary import Stats
+from tenterhook.stats.columns import BINS, NUMBERS
+from tenterhook.stats.summary import Stats
 
 __all__ = ["BINS", "NUMBERS", "Stats"]

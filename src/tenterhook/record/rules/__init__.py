@@ -1,6 +1,6 @@
 """The rules, one file each. `all_rules()` makes a fresh set, for each watches one training and keeps state."""
 
-from tenterhook.record._rule import Rule
+from tenterhook.record.rule import Rule
 from tenterhook.record.rules.batch_norm_mode import BatchNormMode
 from tenterhook.record.rules.dead_relu import DeadRelu
 from tenterhook.record.rules.exploding_gradients import ExplodingGradients

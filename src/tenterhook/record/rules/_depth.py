@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.record._places import Place
-from tenterhook.record._step import Floats, Rows, Step
+from tenterhook.record.places import Place
+from tenterhook.record.step import Floats, Rows, Step
 
 _OTHERS = ("Norm", "Embedding", "LSTM", "GRU", "RNN")
 _KEPT = 64  # layouts; a model with experts has many

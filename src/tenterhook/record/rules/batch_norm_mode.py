@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record._places import Place
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
+from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Step
 
 _SAMPLES = 8
 

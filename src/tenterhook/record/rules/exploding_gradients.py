@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._places import Place
-from tenterhook.record._rule import Checked, Finding, Persistent
-from tenterhook.record._step import Floats, Step
+from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked, Finding, Persistent
 from tenterhook.record.rules._depth import Layers, steepest
+from tenterhook.record.step import Floats, Step
 
 _FIRST, _RATIO, _TIMES = 5, 1e3, 100.0
 _LARGE, _LARGE_LATER = 1e-2, 1e-1  # rms; what is smaller does no harm, however it has grown

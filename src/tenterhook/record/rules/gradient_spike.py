@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Step
 
 _WINDOW, _WARM, _SIGMAS, _TIMES, _FIRST = 128, 30, 6.0, 10.0, 20
 _LAYOUTS = 64

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.record._rule import Checked, Finding, PersistentRows
-from tenterhook.record._step import Floats, Rows, Step
+from tenterhook.record.rule import Checked, Finding, PersistentRows
+from tenterhook.record.step import Floats, Rows, Step
 
 _MAX = {"float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _SUBNORMAL = {"float16": -14, "float8_e4m3fn": -6, "float8_e5m2": -14}  # below 2 to this

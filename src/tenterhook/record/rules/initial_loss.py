@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from tenterhook.record._places import Place
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
+from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Step
 
 _LARGE = 5.0  # the rms of an input that nobody has normalised
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Finding, OfLosses
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Finding, OfLosses
+from tenterhook.record.step import Step
 
 _SKIPS = 16
 

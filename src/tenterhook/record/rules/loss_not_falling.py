@@ -5,8 +5,8 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Step
 
 _FIRST, _LAST, _LOOK_AT, _FALL = 20, 50, 200, 0.02
 

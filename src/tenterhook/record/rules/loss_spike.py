@@ -5,8 +5,8 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Finding, OfLosses
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Finding, OfLosses
+from tenterhook.record.step import Step
 
 _WINDOW, _WARM, _SIGMAS, _TIMES, _FIRST, _SHARE = 128, 64, 6.0, 2.0, 20, 0.1
 _LOG_SIGMAS = 4.0

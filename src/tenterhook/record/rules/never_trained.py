@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tenterhook.record._places import Place
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Parameter, Step
+from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Parameter, Step
 
 _SAMPLES = 12
 _PATIENT = 30  # of those without a gradient, where layers take turns: an expert may wait long for a token

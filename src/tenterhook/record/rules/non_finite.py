@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Rows, Step
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Rows, Step
 
 # In the order in which they are made: what is bad first is the cause of the rest.
 _ORDER = ("input", "parameter", "output", "output_grad", "parameter_grad", "update")

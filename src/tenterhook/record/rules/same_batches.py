@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Floats, Rows, Step
+from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.step import Floats, Rows, Step
 
 
 class SameBatches(Checked):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record._rule import Checked, Finding, Persistent
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Checked, Finding, Persistent
+from tenterhook.record.step import Step
 
 
 class Saturation(Checked):

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.record._rule import Checked, Finding, PersistentRows
-from tenterhook.record._step import Floats, Rows, Step
+from tenterhook.record.rule import Checked, Finding, PersistentRows
 from tenterhook.record.rules._depth import is_weight
+from tenterhook.record.step import Floats, Rows, Step
 
 _WARM, _SMALL, _LARGE = 20, 1e-6, 1e-1
 _FLOOR = 1e-4  # rms of a weight; below it the ratio means nothing

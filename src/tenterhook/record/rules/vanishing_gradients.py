@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._rule import Checked, Finding, Persistent
-from tenterhook.record._step import Step
+from tenterhook.record.rule import Checked, Finding, Persistent
 from tenterhook.record.rules._depth import Layers, steepest
+from tenterhook.record.step import Step
 
 _RATIO, _SMALL = 1e-3, 1e-5
 

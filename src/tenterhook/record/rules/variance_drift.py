@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Rows, Step
+from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules._depth import steepest
+from tenterhook.record.step import Rows, Step
 
 _FACTOR = 100.0
 

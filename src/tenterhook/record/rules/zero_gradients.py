@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record._places import Place
-from tenterhook.record._rule import Checked, Finding
-from tenterhook.record._step import Step
+from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules._depth import depth
+from tenterhook.record.step import Step
 
 _NEVER, _AGAIN = 8, 24
 

@@ -1,0 +1,199 @@
+r"""The address grammar: text to `Address` and back, and nothing else.
+
+    address = place | "grad(" place ")"
+    place   = path ["<Class>"] ["/" inner] [":in" | ":out"] {"[" leaf "]"} ["@" call]
+
+`parse` reads any text or raises AddressError; `str(address)` prints the canonical form, and parsing
+that gives an equal Address. A path may hold `*` (within one part) and `**` (across parts); a backslash
+takes the meaning from the next character, for the rare module whose name contains one of `<>:[]@/#()*`.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from tenterhook.errors import AddressError
+
+Leaf = int | str
+Call = int | tuple[int | None, int | None]
+
+_PATH = r"(?:\\.|[^\\<>:\[\]@/#()])+"
+_NAME = r"[^\\<>:\[\]@/#()]+(?:\#-?[0-9]{1,9})?"
+_ADDRESS = re.compile(
+    rf"""(?P<path>{_PATH})
+         (?:<(?P<cls>[\w.]+)>)?
+         (?P<inner>(?:/{_NAME})*)
+         (?P<role>:in|:out)?
+         (?P<leaf>(?:\[[^\[\]]+\])*)
+         (?:@(?P<call>-?[0-9]{{1,9}}|(?:-?[0-9]{{1,9}})?:(?:-?[0-9]{{1,9}})?))?""",
+    re.VERBOSE | re.DOTALL,
+)
+_POSITION = re.compile(r"0|-?[1-9][0-9]{0,8}")
+_PLAIN = re.compile(r"[\w.]+").fullmatch
+_RESERVED = re.compile(r"([\\<>:\[\]@/#()*])")
+
+
+class Address(NamedTuple):
+    """One parsed address. `path` is kept as written, escapes included; `"."` is the model itself."""
+
+    path: str
+    cls: str | None = None
+    inner: str = ""
+    role: str = "out"
+    leaf: tuple[Leaf, ...] = ()
+    call: Call | None = None
+    grad: bool = False
+
+    def __str__(self) -> str:
+        place = self.path + (f"<{self.cls}>" if self.cls else "") + self.inner
+        if self.role == "in" or self.leaf:
+            place += f":{self.role}"
+        place += "".join(f"[{key}]" for key in self.leaf)
+        if isinstance(self.call, tuple):
+            place += "@" + ":".join("" if end is None else str(end) for end in self.call)
+        elif self.call is not None:
+            place += f"@{self.call}"
+        place = place if self.path else place[1:]  # a function has no path, only names inside
+        return f"grad({place})" if self.grad else place
+
+    @property
+    def is_glob(self) -> bool:
+        """Whether it may mean several modules: an unescaped star, or a class to keep."""
+        return self.cls is not None or ("*" in self.path and "*" in _unescaped(self.path))
+
+    @property
+    def name(self) -> str:
+        """The path as `named_modules()` would write it, escapes taken out."""
+        path = self.path
+        return re.sub(r"\\(.)", r"\1", path, flags=re.DOTALL) if "\\" in path else path
+
+    def pattern(self) -> re.Pattern[str]:
+        """A regular expression that full-matches `name + "."` of what the path means ("" for the root)."""
+        return re.compile("".join(map(_part_pattern, self.path.split("."))), re.DOTALL)
+
+    def at(self, *, call: Call | None = None, leaf: tuple[Leaf, ...] = (), grad: bool = False) -> "Address":
+        """The same place with another call, leaf and grad."""
+        return self._replace(call=call, leaf=leaf, grad=grad)
+
+
+def escape(name: str) -> str:
+    """A module's name as an address path."""
+    return name if _PLAIN(name) else _RESERVED.sub(r"\\\1", name)
+
+
+@lru_cache(maxsize=8192)
+def parse(text: str) -> Address:
+    """Read one address.
+
+    >>> parse("grad(encoder.layer.3:in[0]@-1)").leaf
+    (0,)
+    """
+    grad = text.startswith("grad(") and text.endswith(")")
+    place = text[5:-1] if grad else text
+    match = _ADDRESS.fullmatch(place)
+    if match is None or not _parts_are_sound(match["path"]):
+        raise AddressError(f"cannot read the address {text!r}: {_why_unreadable(text, place)}")
+    return Address(
+        path=match["path"],
+        cls=match["cls"],
+        inner=match["inner"],
+        role=(match["role"] or ":out")[1:],
+        leaf=tuple(_leaf(key) for key in re.findall(r"\[([^\[\]]+)\]", match["leaf"])),
+        call=_call(match["call"]),
+        grad=grad,
+    )
+
+
+def covers(call: Call | None, k: int, total: int) -> bool:
+    """Whether a call selection means the k-th of `total` calls."""
+    if call is None:
+        return True
+    if isinstance(call, int):
+        return k == (call if call >= 0 else total + call)
+    return k in range(*slice(*call).indices(total))
+
+
+def may_cover(call: Call | None, k: int) -> bool:
+    """Whether call k may be meant, as far as can be known before the last call."""
+    if call is None:
+        return True
+    if isinstance(call, int):
+        return call < 0 or k == call
+    start, stop = call
+    return not (start is not None and 0 <= k < start) and not (stop is not None and 0 <= stop <= k)
+
+
+def split_number(inner: str) -> tuple[str, int | None]:
+    """The inner part of an address without its number, and that: `/x#1` is the second assignment of x."""
+    name, mark, number = inner.partition("#")
+    return name, int(number) if mark else None
+
+
+@lru_cache(maxsize=1024)
+def _inner_pattern(asked: str) -> re.Pattern[str]:
+    parts = asked.split("/")[1:]
+    return re.compile(
+        "".join("(?:/[^/]+)*" if p == "**" else "/" + re.escape(p).replace(r"\*", "[^/]*") for p in parts)
+    )
+
+
+def matches(asked: str, name: str) -> bool:
+    """Whether a name inside a forward, without a number, is what was asked for: `/helper/*` means `/helper/q`."""
+    return _inner_pattern(asked).fullmatch(name) is not None
+
+
+def known_when_made(address: Address) -> bool:
+    """Whether it can be told at each value if that one is meant: not by counting from the end."""
+    ends = address.call if isinstance(address.call, tuple) else (address.call,)
+    return all(end is None or end >= 0 for end in (*ends, split_number(address.inner)[1]))
+
+
+def _leaf(key: str) -> Leaf:
+    return int(key) if _POSITION.fullmatch(key) else key
+
+
+def _call(text: str | None) -> Call | None:
+    if text is None:
+        return None
+    if ":" not in text:
+        return int(text)
+    start, stop = (int(end) if end else None for end in text.split(":"))
+    return (start, stop)
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\.", "", path, flags=re.DOTALL)
+
+
+def _parts_are_sound(path: str) -> bool:
+    return path == "." or all(path.split("."))
+
+
+def _part_pattern(part: str) -> str:
+    if part == "**":
+        return r"(?:[^.]+\.)*"
+    if part == "":  # "." alone splits into two empty parts: the root, whose name is empty
+        return ""
+    pieces = re.findall(r"\\.|\*+|[^\\*]+", part, flags=re.DOTALL)
+    translate = ("[^.]*" if p[0] == "*" else re.escape(p[1:] if p[0] == "\\" else p) for p in pieces)
+    return "".join(translate) + r"\."
+
+
+def _why_unreadable(text: str, place: str) -> str:
+    if not place:
+        return "it is empty; the model itself is '.', every module is '**'"
+    if text.startswith("grad(") and not text.endswith(")"):
+        return "'grad(' is never closed; write grad(layer1)"
+    if place.startswith("grad("):
+        return "grad(...) cannot be nested; the gradient of a gradient needs create_graph in your own code"
+    if place.count("[") != place.count("]") or "[]" in place:
+        return "a leaf is written [0] or [name], each bracket closed"
+    if (role := re.search(r":([^\[\]@]*)", place.split("@")[0])) and role[1] not in ("in", "out"):
+        return f"the role ':{role[1]}' does not exist; a module has ':in' and ':out'"
+    if "@" in place and not re.search(r"@(-?[0-9]+|-?[0-9]*:-?[0-9]*)$", place):
+        return "a call is written last, as @0, @-1 or @2:5"
+    if "/" in place or "#" in place:
+        return "a value inside a forward is written module/name, module/helper/name or module/name#1"
+    if not _parts_are_sound(place):
+        return "it has an empty part; the model itself is '.', parts are joined by one dot"
+    return "write path, path:in[0], path@0 or grad(path); put a backslash before <>:[]@/#()* inside a name"

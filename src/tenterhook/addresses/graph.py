@@ -1,0 +1,171 @@
+"""What has addresses and is no module: the nodes of an autograd graph, the variables of a function.
+
+    capture(loss, "grad(0.1)", "grad(**<AddmmBackward0>:in)")
+
+`.` is the node that made the tensor, `0.1` the second of what made its first input, and so on, as in
+`next_functions`. A node has gradients only: of its outputs (`grad(0)`), as they come to it, and of its inputs
+(`grad(0:in)`), as they leave it.
+"""
+
+import functools
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from tenterhook.addresses.grammar import Address, parse
+from tenterhook.addresses.sites import Site, check_inner, check_model
+from tenterhook.errors import AddressError, close_matches
+from tenterhook.platform.frames import first_argument
+
+
+class Step:
+    """A node that can be referred to weakly, as torch's own cannot."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.name = node.name().rpartition("::")[2]  # torch::autograd::AccumulateGrad
+
+
+class Graph:
+    """The nodes behind a tensor, by name; of several ways to a node the first counts."""
+
+    def __init__(self, tensor: Tensor | Node) -> None:
+        root = tensor.grad_fn if isinstance(tensor, Tensor) else tensor
+        if root is None:
+            raise TypeError("this tensor was not computed from others (its grad_fn is None), so it has no graph")
+        self.steps = {name: Step(node) for name, node in _walk(root)}
+
+    def modules(self) -> Iterator[Any]:
+        """For a session, which looks through a model's modules: a graph has none."""
+        return iter(())
+
+    def resolve(self, text: Any) -> list[Site]:
+        """The sites that an address means, or an AddressError that helps."""
+        if not isinstance(text, str):
+            raise TypeError(f"in a graph a selector is an address such as 'grad(.)' or 'grad(0.1:in)', got {text!r}")
+        address = parse(text)
+        if not address.grad:
+            raise AddressError(f"{text}: a graph node has no value, only gradients; ask for grad({text})")
+        whole = address.pattern().fullmatch
+        found = [
+            Site(Address(name, None, "", *address[3:]), step, "node", address.is_glob)
+            for name, step in self.steps.items()
+            if whole("" if name == "." else f"{name}.") and address.cls in (None, step.name)
+        ]
+        if not found:
+            near = close_matches(address.cls or address.name, [step.name for step in self.steps.values()])
+            have = ", ".join(near or self._some())
+            raise AddressError(f"nothing in this graph answers to {text!r}; its nodes are {have}")
+        return found
+
+    def _some(self) -> list[str]:
+        names = [f"{name} ({step.name})" for name, step in self.steps.items()]
+        return names[:8] + ["…"] * (len(names) > 8)
+
+
+def searchable(model: Any, verb: str) -> Any:
+    """What addresses are looked up in: a model itself, a function, or the graph behind a tensor."""
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, (Tensor, Node)):
+        return Graph(model)
+    if codes := codes_of(model):
+        return Code(model, codes)
+    check_model(model, verb)
+    return model
+
+
+class Code:
+    """A function that is no module: its variables are addresses, as in `capture(function, "y", "grad(y)")`."""
+
+    def __init__(self, function: Any, codes: list[CodeType]) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.codes = codes
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._self = getattr(function, "__self__", None)  # of a method
+
+    def is_run_by(self, frame: Any) -> bool:
+        """Whether a frame with its code runs this very function."""
+        return self._self is None or first_argument(frame) is self._self
+
+    def modules(self) -> Iterator[Any]:
+        """As a graph, it has none."""
+        return iter(())
+
+    def resolve(self, text: Any) -> list[Site]:
+        """The site that a name means; whether there is such a value is known when the function has run."""
+        if not isinstance(text, str):
+            raise TypeError(
+                f"in a function a selector is the name of a variable, such as 'y' or 'grad(y)', got {text!r}"
+            )
+        is_grad = text.startswith("grad(") and text.endswith(")")
+        place = text[5:-1] if is_grad else text
+        try:
+            address = parse(f"./{place}")
+        except AddressError:
+            what = "in a function a value is written name, helper/name, name#1 or grad(name)"
+            raise AddressError(f"cannot read the address {text!r}: {what}") from None
+        check_inner(text, address)
+        return [Site(address._replace(path="", grad=is_grad), self, "inner", "*" in address.inner)]
+
+
+def codes_of(function: Any) -> list[CodeType]:
+    """The code of a function or method, however it is wrapped; none of a class."""
+    if isinstance(function, (type, str)):
+        return []
+    codes = []
+    for _ in range(20):
+        if isinstance(function, functools.partial):
+            function = function.func
+            continue
+        plain = getattr(function, "__func__", function)
+        if isinstance(plain, FunctionType):
+            codes.append(plain.__code__)
+        elif isinstance(call := vars(type(plain)).get("__call__"), FunctionType):
+            codes.append(call.__code__)
+        if not hasattr(plain, "__wrapped__"):
+            break
+        function = plain.__wrapped__
+    return codes[-1:]
+
+
+class NodeHooks:
+    """The hooks on one node, for a tap."""
+
+    def __init__(self, tap: Any) -> None:
+        self.tap = tap
+
+    def outputs(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Before the node runs: the gradients of its outputs."""
+        asked = self.tap.site.address.leaf
+        if not asked and len(grads) > 1:
+            self.tap.expect(grads, 0)
+        new = list(grads)
+        for k, grad in enumerate(grads):
+            if asked in ((), (k,)):
+                changed = self.tap.arrive(0, () if asked or len(grads) == 1 else (k,), grad)
+                new[k] = grad if changed is None else changed
+        if asked and asked[0] not in range(len(grads)):
+            self.tap.missed = f"the node has {len(grads)} of these, counted from [0]"
+        return tuple(new) if any(a is not b for a, b in zip(new, grads, strict=True)) else None
+
+    def inputs(self, grads: tuple[Tensor | None, ...], outputs: object) -> tuple[Tensor | None, ...] | None:
+        """After the node has run: the gradients of its inputs."""
+        return self.outputs(grads)
+
+
+def _walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Breadth first, so that the shortest name of a node is the one that counts."""
+    visited = {root}
+    todo: list[tuple[str, Node]] = [(".", root)]
+    for name, node in todo:
+        yield name, node
+        prefix = "" if name == "." else f"{name}."
+        for i, (following, _) in enumerate(node.next_functions):
+            if following is not None and following not in visited:
+                visited.add(following)
+                todo.append((f"{prefix}{i}", following))

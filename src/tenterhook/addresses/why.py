@@ -1,0 +1,81 @@
+"""Why a site stayed silent: the most likely reason, from what the model's own code says.
+
+A module's hook fires only when the module is called. Its parent's bytecode shows the usual ways around that:
+`self.fc.forward(x)`, and `F.linear(x, self.fc.weight)` where a fused kernel takes the weights.
+"""
+
+import types
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from tenterhook.addresses.sites import Site, find
+from tenterhook.platform.bytecode import Steps
+
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
+
+
+def why_never_called(model: nn.Module | None, site: Site) -> str:
+    """The likeliest reason that no call of a module was seen."""
+    module = site.module
+    if module is None or model is None:
+        return "the model is gone"
+    if type(module).__call__ is not nn.Module.__call__:
+        return f"{type(module).__name__} has a __call__ of its own, which goes around hooks; they belong in forward"
+    if is_container(module):
+        return f"a {type(module).__name__} is a container that is never called; ask for its children"
+    parent, name, items = _caller(model, site.address.name)
+    if parent is None or parent is module:
+        return "it was not called inside this session"
+    where = type(parent).__name__
+    if isinstance(parent, torch.jit.ScriptModule):
+        return f"{where} runs as TorchScript, which calls no Python hooks"
+    reads = {attribute for code in _methods(parent) for attribute in _reads(code, name, items)}
+    if "forward" in reads:
+        return f"{where} calls its .forward() directly, which goes around hooks; call the module instead"
+    if reads & {"weight", "bias", *module._parameters}:
+        return f"{where} uses its weights directly (a fused kernel), so it is never called"
+    return f"not reached: {where} did not call it inside this session"
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether a module has no forward of its own, like ModuleList."""
+    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+
+
+def _caller(model: nn.Module, name: str) -> tuple[nn.Module | None, str, bool]:
+    """The module whose forward should call the named one, its name in there, and whether that is a list of such."""
+    items = False
+    while name not in (".", ""):
+        head, _, tail = name.rpartition(".")
+        found = find(model, head or ".")
+        if found is None or not is_container(found[1]):
+            return (found[1] if found is not None else None), tail, items
+        name, items = head, True
+    return None, "", items
+
+
+def _methods(module: nn.Module) -> Iterator[types.CodeType]:
+    for cls in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
+        for member in vars(cls).values():
+            if isinstance(member, types.FunctionType):
+                yield member.__code__
+
+
+def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
+    """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
+    steps = [(step.op, str(step.argument)) for step in Steps(code)]
+    held = {child} if not items else set()  # the names that hold the child, starting with its own
+    for (op, name), (following, target) in pairwise(steps):
+        takes = op == "FOR_ITER" if items else op in _LOADS and name == child
+        if takes and following == "STORE_FAST" and any(n == child for _, n in steps):
+            held.add(target)
+    for (op, name), (following, attribute) in pairwise(steps):
+        if following in _LOADS and (name in held if op in (*_LOADS, "LOAD_FAST") else items and op in _SUBSCRIPTS):
+            yield attribute
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _reads(constant, child, items)

@@ -1,0 +1,1 @@
+"""Hooks in a model: what is done at a site, by whom, and for how long."""

@@ -1,0 +1,53 @@
+"""Function modes, which see every call of a torch function in one thread: on and off, in any order."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tenterhook.hooks.scope import Scope, here
+from tenterhook.platform.checkpoints import checkpoints, graph_task, may_be_checkpointed
+
+
+class Mode(TorchFunctionMode):
+    """A mode that can be switched off while others are on above it, as sessions may end in any order."""
+
+    def switch_on(self) -> bool:
+        """In this thread; False where it is on already."""
+        if self.is_on():
+            return False
+        torch._C._push_on_torch_function_stack(self)
+        return True
+
+    def is_on(self) -> bool:
+        """Whether it is on in this thread."""
+        return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
+
+    def switch_off(self) -> None:
+        """In this thread."""
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = torch._C._pop_torch_function_stack()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+class Witness(Mode):
+    """While a parameter has another value: tells the checkpoints in which something is computed."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self._scope = scope
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if may_be_checkpointed() and self._scope in here() and graph_task() == self._scope.task:
+            for one, again in checkpoints():
+                if not again:
+                    self._scope.again_in(one)
+        return func(*args, **kwargs) if kwargs else func(*args)

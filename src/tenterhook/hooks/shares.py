@@ -1,0 +1,178 @@
+"""The gradient of a module's input: the share that one call of the module contributes.
+
+A tensor often has several users, and a hook on it sees the sum over all of them. Handing the module a view of the
+tensor would tell them apart, but it changes the order in which autograd adds the contributions up, and with it the
+last bits of the gradients before. So nothing is exchanged: the nodes that the call added to the graph are searched
+for those that use the tensor, a hook on each reads what it contributes, and the sum is delivered when all have.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from tenterhook.addresses.sites import own_attributes
+from tenterhook.values.tree import children
+
+_NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
+Arrive = Callable[[Tensor | None], object]
+_Edge = tuple[Node, int, Node, int]  # the user, which of its inputs, the node it uses, which output of that
+
+
+class _Origin(NamedTuple):
+    """Where the gradient of an input goes: a node, which of its outputs, and, for a view, which part of its base."""
+
+    node: Node
+    output: int
+    cut: Callable[[Tensor], Tensor] | None = None
+
+
+class Input(NamedTuple):
+    """A tensor whose own share is wanted.
+
+    `hook` asks for its whole gradient instead. `cannot` is called in place of `arrive` in a second backward through
+    a graph that the first one built (create_graph): nodes of that graph use the tensor too, and are not known here.
+    """
+
+    tensor: Tensor
+    arrive: Arrive
+    hook: Callable[[], None]
+    cannot: Callable[[], None]
+
+
+class OwnShares:
+    """From before a module's forward until after it: which of the nodes made in between use its inputs."""
+
+    def __init__(self, inputs: Sequence[Input], given: Any) -> None:
+        self._inputs = [(one, list(_origins(one.tensor))) for one in inputs]
+        self._before = {t.grad_fn for t in tensors_within(given) if t.grad_fn is not None}
+        # After reading every grad_fn, which may make a node. The count is one per thread, hence _before.
+        self._since = torch._C._autograd._get_sequence_nr()
+
+    def hook(self, module: nn.Module, given: Any, output: Any) -> Iterator[RemovableHandle]:
+        """After the forward: hook the users, found from every value that the call can have made."""
+        out = list(tensors_within(output))
+        made = [*out, *tensors_within(given), *_held_by(module)]  # it may have written into what it was given
+        edges = list(self._edges({t.grad_fn for t in made if t.grad_fn is not None}))
+        out_edges = {(t.grad_fn, t.output_nr) for t in out if t.grad_fn is not None}
+        for one, origins in self._inputs:
+            own = origins[0]
+            if (own.node, own.output) in out_edges or any(one.tensor is t for t in out if t.is_leaf):
+                one.hook()  # it hands its input on: one value, in and out, and one gradient, of all its users
+            else:
+                yield from _hook_users(origins, edges, one)
+
+    def _edges(self, starts: set[Node]) -> Iterator[_Edge]:
+        """Every edge from a node that this call made, as far as the starts lead."""
+        visited = starts - self._before
+        nodes = list(visited)
+        while nodes:
+            user = nodes.pop()
+            if user._sequence_nr() < self._since:
+                continue
+            for i, (node, output) in enumerate(user.next_functions):
+                if node is not None:
+                    yield user, i, node, output
+                    if node not in visited and node not in self._before:
+                        visited.add(node)
+                        nodes.append(node)
+
+
+class _Sum:
+    """What the users of one input contribute, kept apart by backward pass."""
+
+    def __init__(self, one: Input) -> None:
+        self.arrive = one.arrive
+        self.cannot = one.cannot
+        self.users = 0
+        self.totals: dict[int, tuple[Tensor, int]] = {}  # by graph task: the sum so far, of how many users
+        self.graph_builders: set[int] = set()  # the graph tasks that ran with create_graph
+
+    def add(self, i: int, cut: Any, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
+        grad = grad_inputs[i]
+        if grad is None:
+            return
+        task = torch._C._current_graph_task_id()
+        if task not in self.totals:
+            Variable._execution_engine.queue_callback(functools.partial(self.deliver, task))
+        before, count = self.totals.get(task, (None, 0))
+        grad = grad if cut is None else cut(grad)
+        # A copy: whoever comes next in this pass may write into the gradient.
+        total = grad.clone() if before is None else grad + before if before.is_sparse else before + grad
+        self.totals[task] = (total, count + 1)
+        if torch.is_grad_enabled():
+            self.graph_builders.add(task)
+        if count + 1 == self.users:
+            self.deliver(task)
+
+    def deliver(self, task: int) -> None:
+        """When every user has contributed, or, where some are not needed, at the end of the pass."""
+        total, _ = self.totals.pop(task, (None, 0))
+        if total is None:
+            return
+        if self.graph_builders - {task}:
+            self.cannot()
+        else:
+            self.arrive(total)
+
+
+def _hook_users(origins: list[_Origin], edges: list[_Edge], one: Input) -> Iterator[RemovableHandle]:
+    share = _Sum(one)
+    for origin in origins:
+        for user, i, node, output in edges:
+            if node is origin.node and output == origin.output and (origin.cut is None or "CopySlices" in user.name()):
+                share.users += 1
+                yield user.register_hook(functools.partial(share.add, i, origin.cut))
+
+
+def _origins(tensor: Tensor) -> Iterator[_Origin]:
+    edge = get_gradient_edge(tensor)
+    yield _Origin(edge.node, edge.output_nr)
+    base = tensor._base
+    if base is not None and base.requires_grad:
+        # Writing into a view re-routes the graph: the base gets a CopySlices node, which goes around the view.
+        edge = get_gradient_edge(base)
+        yield _Origin(edge.node, edge.output_nr, cut=_Cut(tensor, base))
+
+
+class _Cut:
+    """The part of one view out of the gradient of its base."""
+
+    def __init__(self, view: Tensor, base: Tensor) -> None:
+        self.view = (view.size(), view.stride(), view.storage_offset() - base.storage_offset())
+        self.base = (base.size(), base.stride())
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        dense = torch.empty_strided(*self.base, dtype=grad.dtype, device=grad.device)
+        return dense.copy_(grad.detach()).as_strided(*self.view)
+
+
+def tensors_within(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a value, also in objects that are no known structure, like a key-value cache."""
+    visited: set[int] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif not isinstance(value, _NO_TENSORS) and id(value) not in visited:
+            visited.add(id(value))
+            todo += [child for _, child in children(value)] or _fields(value)
+
+
+def _fields(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
+
+
+def _held_by(module: nn.Module) -> Iterator[Tensor]:
+    """What hangs on a module besides its parameters: self.aux_loss = …, a state, a buffer that was replaced."""
+    for one in module.modules():
+        yield from tensors_within([value for _, value in own_attributes(one)])
+        yield from tensors_within(list(one._buffers.values()))

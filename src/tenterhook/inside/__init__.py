@@ -1,0 +1,1 @@
+"""Values inside a forward: the variables and operations of a function."""

@@ -1,0 +1,72 @@
+"""The frames of running code: their local variables, read without keeping them alive.
+
+Relies on: `sys._getframe`; before Python 3.13 `frame.f_locals` is a dict that the frame keeps, so that reading it once
+keeps every variable alive until the frame ends, unless the dict is emptied again; torch's calls of modules are all in
+the file of nn.Module.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from tenterhook.platform.bytecode import LOOKERS
+
+CALLS = nn.modules.module.__file__  # where a module's call leads to its forward
+LOCALS_ARE_COPIED = sys.version_info < (3, 13)  # whether f_locals is one
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those around it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def all_variables(frame: Any) -> dict[str, Any]:
+    """What the local variables of a frame are now."""
+    values = frame.f_locals
+    found = dict(values)
+    if LOOKERS.isdisjoint(frame.f_code.co_names):  # else its own code may be looking at them
+        empty_snapshot(frame, values)
+    return found
+
+
+def first_argument(frame: Any) -> Any:
+    """What a function was given first."""
+    return read_variable(frame, frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+
+
+def read_variable(frame: Any, name: str) -> Any:
+    """One local variable of a frame; None where there is none."""
+    values = locals_of(frame)
+    value = values.get(name)
+    empty_snapshot(frame, values)
+    return value
+
+
+def locals_of(frame: Any) -> Any:
+    """The variables of a frame; none where its code asks for them too: in older Pythons it would get the same dict."""
+    return {} if LOCALS_ARE_COPIED and not LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
+
+
+def let_go(frame: Any) -> None:
+    """Have a function that was traced hold its variables alone."""
+    if LOCALS_ARE_COPIED:
+        empty_snapshot(frame, frame.f_locals)
+
+
+def empty_snapshot(frame: Any, values: Any) -> None:
+    """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
+    if not LOCALS_ARE_COPIED or not frame.f_code.co_flags & 1 or sys.gettrace() is not None:
+        return
+    # Its frame and who asked for it hold it, and the call of this function, as one of `_holders` does.
+    if sys.getrefcount(values) <= 2 + _holders(object()):
+        values.clear()
+
+
+def _holders(thing: object) -> int:
+    """How many hold what only this call is given: one more where torch.compile has changed how functions run."""
+    return sys.getrefcount(thing)

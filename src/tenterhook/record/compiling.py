@@ -1,0 +1,80 @@
+"""torch.compile must not notice us: it compiles again where a hook has come or gone, and warns of global ones.
+
+So we have to know before it first looks: that a module is wrapped is told by the hook for submodules, `_orig_mod`
+being one, and that code is about to be compiled by a callback of the compiler itself.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from tenterhook.platform.frames import first_argument, frames_from
+
+
+def never_compile(*functions: Any) -> None:
+    """Where the compiler runs code as it is, it still would compile the hooks that this code calls."""
+    compiler = torch._C._dynamo.eval_frame
+    with contextlib.suppress(AttributeError, TypeError):
+        skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
+        for function in functions:
+            compiler.set_code_exec_strategy(function.__code__, skip)
+
+
+class Compiling:
+    """Calls `wrapped` with a module that torch.compile has wrapped, and `starts` when it begins to compile.
+
+    `grows` is called with every other module that gets a new part, before it has it.
+    """
+
+    def __init__(
+        self,
+        wrapped: Callable[[nn.Module], None],
+        starts: Callable[[], None],
+        grows: Callable[[nn.Module], None],
+        all_code: bool,
+    ) -> None:
+        self._wrapped, self._starts, self._grows = wrapped, starts, grows
+        self._modules = register_module_module_registration_hook(self._registered)
+        if all_code:  # two seconds; every optimizer does this import too, when it is made
+            import torch._dynamo.callback  # noqa: F401
+        callback = sys.modules.get("torch._dynamo.callback")
+        self._compiler: Any = getattr(callback, "callback_handler", None)
+        if self._compiler is not None:
+            self._compiler.register_start_callback(self._started)
+
+    def remove(self) -> None:
+        """Listen no more."""
+        self._modules.remove()
+        if self._compiler is not None:
+            with contextlib.suppress(ValueError):  # torch._dynamo.reset() forgets callbacks
+                self._compiler.remove_start_callback(self._started)
+
+    def _registered(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        if name == "_orig_mod":
+            self._wrapped(module)
+        else:
+            self._grows(module)
+
+    def _started(self, facts: object) -> None:
+        self._starts()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of this module runs compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def called_compiled(frame: FrameType | None) -> nn.Module | None:
+    """The outermost module whose call runs around a frame, and which is compiled."""
+    found = None
+    for one in frames_from(frame):
+        owner = first_argument(one)
+        if issubclass(type(owner), nn.Module) and is_compiled(owner):
+            found = owner
+    return found

@@ -1,0 +1,172 @@
+"""watch: record a training from inside a program; and the same recorder for `tenterhook run`."""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tenterhook.addresses.sites import check_model
+from tenterhook.errors import TenterhookWarning
+from tenterhook.record.hooks import uninterrupted
+from tenterhook.record.judge import Judge
+from tenterhook.record.log import Log, surroundings
+from tenterhook.record.places import KINDS
+from tenterhook.record.recorder import Recorder
+from tenterhook.record.rule import Rule
+from tenterhook.record.rules import all_rules
+from tenterhook.record.schedule import Schedule
+from tenterhook.record.step import Step
+from tenterhook.say import say
+from tenterhook.store.run import Run, open_run
+from tenterhook.store.schemas import arrow
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record and how often."""
+
+    every: int = 10
+    dense: int = 20  # steps at the start of which each is sampled
+    budget: float | None = None
+    what: tuple[str, ...] = KINDS
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: sample every N-th step, with N of 1 or more")
+        if self.dense < 0:
+            raise ValueError(f"dense={self.dense}: sample each of the first N steps, with N of 0 or more")
+        unknown = [name for name in self.what if name not in KINDS]
+        if unknown:
+            raise ValueError(f"there is nothing called {', '.join(unknown)} to record; there are {', '.join(KINDS)}")
+        if self.budget is not None and not 0 < self.budget < 1:
+            raise ValueError(f"budget={self.budget}: a share of the time between 0 and 1, such as 0.03")
+
+
+class Recording:
+    """A run that is being recorded: the recorder, the rules and the files."""
+
+    def __init__(self, folder: Path, options: Options, rules: Iterable[Rule] | None, command: list[str]) -> None:
+        arrow()
+        self.folder = folder.absolute()  # the program may change its directory
+        self.shown = folder
+        schedule = Schedule(options.every, options.dense, options.budget)
+        self.judge = Judge(all_rules() if rules is None else rules)
+        self.rank = int(os.environ.get("RANK", "0"))
+        described = {"every": options.every, "dense": options.dense, "budget": options.budget}
+        info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
+        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
+        self._described = 0
+        self._again = 0.0  # when the file about the rank is written again, for a run that is killed
+        self._pid = os.getpid()
+
+    def _take(self, step: Step) -> None:
+        if self.log.take(step):
+            self.recorder.schedule.found(self.recorder.steps)  # which may be some steps later
+        now = time.monotonic()
+        if len(self.recorder.models.all) != self._described or now >= self._again:
+            self._described = len(self.recorder.models.all)
+            self._describe()
+            self._again = max(now + 2, time.monotonic() + 200 * (time.monotonic() - now))  # half a percent at most
+
+    def _describe(self, **facts: Any) -> None:
+        models = [model.describe() for model in self.recorder.models.all]
+        facts["further_models"] = self.recorder.models.passed_over
+        facts["fused"] = self.recorder.fused
+        self.log.describe(models=models, failed=self.recorder.failed, **facts)
+
+    def _complain(self, what: str) -> None:
+        say(f"tenterhook: recording stopped ({what}); the program goes on unchanged")
+
+    def is_mine(self) -> bool:
+        """False in a forked process, which has nothing to do with it."""
+        return os.getpid() == self._pid
+
+    def close(self, ended: str) -> bool:
+        """Write the rest; False in a forked process."""
+        if not self.is_mine():
+            return False
+        with uninterrupted():
+            self.recorder.finish()
+            try:
+                try:
+                    self.log.close()
+                finally:  # whoever waits for this rank may read all of it then
+                    self._describe(ended=ended, passed_over=self.recorder.schedule.passed_over)
+            except Exception as error:  # a full disk, most likely: what was flushed can be read
+                self.recorder.fail(error)
+        return True
+
+
+class watch:
+    """Record the training of a model while the block runs: statistics over time, and what the rules find.
+
+        with watch(model, to="runs/x") as run:
+            train(model)
+        print(run.verdict())
+
+    Steps are those of the optimizer that has the model's parameters, which is found by itself. All of the first 20
+    are sampled, then every 10th, and all for a while after a finding. `rules` replaces the set of rules.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        to: str | os.PathLike[str] = "runs/watched",
+        every: int = 10,
+        *,
+        sites: str | Sequence[str] = (),
+        what: str | Sequence[str] = KINDS,
+        rules: Iterable[Rule] | None = None,
+    ) -> None:
+        check_model(model, "watch")
+        self._model = model
+        self._optimizer = optimizer
+        self._rules = None if rules is None else list(rules)
+        what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
+        self._options = Options(every, what=what, sites=sites)
+        self._to = Path(to)
+        self._folder = self._to.absolute()  # the program may change its directory
+        self._recording: Recording | None = None
+
+    def __enter__(self) -> "watch":
+        if self._recording is not None:
+            raise RuntimeError("a watch can be entered once; make a new one for the next block")
+        if (self._folder / "run.json").exists() and os.environ.get("RANK", "0") == "0":
+            raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv))
+        self._recording.recorder.install([("model", self._model)], self._optimizer)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        recording = self._recording
+        assert recording is not None
+        recording.close("finished" if kind is None else kind.__name__)
+        if kind is None and recording.log.steps == 0 and recording.recorder.failed is None:
+            what = "there was no step of an optimizer with its parameters, and no backward pass through it"
+            warnings.warn(f"watch recorded nothing: {what}", TenterhookWarning, stacklevel=2)
+
+    @property
+    def findings(self) -> list[Any]:
+        """What the rules have found so far."""
+        return [] if self._recording is None else list(self._recording.judge.findings)
+
+    def open(self) -> Run:
+        """The run, as `open_run` gives it."""
+        return open_run(self._folder)
+
+    def verdict(self) -> str:
+        """The findings, as text for a person."""
+        from tenterhook.report.verdict import Verdict
+
+        return str(Verdict.of(self.open(), self._to))

@@ -1,0 +1,158 @@
+"""The parameters of an optimizer: measured just before it steps, with their gradients, and what it added to them."""
+
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tenterhook.record.gather import Gather, is_plain
+from tenterhook.record.models import Models
+from tenterhook.record.places import Places
+from tenterhook.record.step import Parameter
+
+_KEEP = 1 << 26  # bytes for copies of parameters
+_OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
+
+
+class Weights:
+    """What is known of one optimizer's parameters: whose they are, and their places."""
+
+    alone: frozenset[int] = frozenset()  # the number of its optimizer
+    wraps = False  # whether it only has another optimizer step
+    state: tuple[int, list[int]] = (-1, [])  # if so, at the start of its last step: a count of all, and its versions
+    missed = 0  # its steps before which no backward pass was seen
+
+    def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
+        self._models, self._places, self._what = models, places, what
+        self._all = everything  # whether those that belong to no known model count too
+        self._known: tuple[int, ...] = ()
+        self._mine: list[int] = []  # which of the optimizer's parameters
+        self._tensors: list[Tensor] = []
+        self._numbers: dict[str, list[list[int]]] = {"update": []}  # by kind, once it was looked at
+        self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
+        self._kept: dict[int, Tensor] = {}
+        self._samples = 0
+        self._state: list[Any] = []  # what the facts were made of
+        self._facts: list[Parameter] = []
+        self._has_room = True
+        self._memory: dict[str, Any] = {}
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Find out whose the parameters are, again where something was added since."""
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        state = (len(self._models.all), *map(id, tensors))
+        if state != self._known:
+            self._known = state
+            if any(self._models.parameter(p) is None for p in tensors):
+                for model in self._models.all:
+                    model.look()  # a layer may have been exchanged
+            self._kept = {}
+            self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
+            groups = enumerate(optimizer.param_groups)
+            each = [(g, i, p) for g, group in groups for i, p in enumerate(group["params"])]
+            self._mine = [k for k, one in enumerate(each) if self._name(*one)]
+        self._tensors = [tensors[k] for k in self._mine]  # until the step is over; they are not ours to keep
+
+    def _name(self, group: int, i: int, parameter: Tensor) -> bool:
+        known = self._models.parameter(parameter)
+        if known is None and not self._all:
+            return False  # watch() was given the model; this is of another one, or was not asked for
+        model, site, kind = known or ("optimizer", f"group{group}[{i}]", "Parameter")
+        for what, numbers in self._numbers.items():
+            numbers.append([self._places.number(model, site, what, kind, parameter.dtype)])
+        return True
+
+    def before(self, gather: Gather) -> None:
+        """Measure the parameters and their gradients, and keep copies for the updates."""
+        tensors, numbers = self._tensors, self._numbers
+        graded = [i for i, tensor in enumerate(tensors) if tensor.grad is not None]
+        moved = self._moved(graded) if "update" in self._what else []
+        self._old = {}
+        if "parameter" in self._what:
+            self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
+            of = numbers["parameter"]
+            gather.add_plain([of[i] for i in self._old], [tensors[i] for i in self._old], copies=[*self._old.values()])
+            rest = [i for i in range(len(tensors)) if i not in self._old]
+            gather.add_fixed([of[i] for i in rest], [tensors[i] for i in rest], self._memory)
+        if "parameter_grad" in self._what:
+            gather.add_all([numbers["parameter_grad"][i] for i in graded], [tensors[i].grad for i in graded])  # type: ignore[misc]
+        if rest := [i for i in moved if i not in self._old]:
+            with torch.no_grad():
+                copies = torch._foreach_mul([tensors[i] for i in rest], 1.0)
+            self._old.update(zip(rest, copies, strict=True))
+        gather.measure()  # the step writes into the parameters
+
+    def after(self, gather: Gather) -> None:
+        """Measure what the step has added."""
+        numbers = self._numbers["update"]
+        tensors, old = self._tensors, self._old
+        self._old, self._tensors = {}, []
+        old = {i: one for i, one in old.items() if _is_like(tensors[i], one)}  # else the step has exchanged it
+        plain = [i for i in old if is_plain(tensors[i]) and is_plain(old[i])]
+        gather.add_plain([numbers[i] for i in plain], [tensors[i] for i in plain], minus=[old[i] for i in plain])
+        if rest := sorted(old.keys() - plain):
+            with torch.no_grad():
+                updates = torch._foreach_sub([tensors[i] for i in rest], [old[i] for i in rest])
+            gather.add_all([numbers[i] for i in rest], list(updates))
+
+    def _moved(self, graded: list[int]) -> list[int]:
+        """The rows whose update is wanted: sparse and sharded ones would be an operation of all ranks."""
+        tensors = self._tensors
+        moved = [i for i in graded if type(tensors[i].data) is Tensor and tensors[i].is_floating_point()]
+        if self._samples % _SELDOM == 1:  # asking a device takes a while
+            self._has_room = self._affordable(moved)
+        return moved if self._has_room else []
+
+    def _room_for(self, i: int) -> Tensor:
+        """Where a copy of a parameter goes. Memory that is not new costs nothing, so some of it is kept."""
+        kept, tensor = self._kept.get(i), self._tensors[i]
+        if kept is not None and kept.shape == tensor.shape:
+            return kept
+        room = torch.empty_like(tensor, requires_grad=False)
+        if sum(one.nbytes for one in self._kept.values()) + room.nbytes < _KEEP:
+            self._kept[i] = room
+        return room
+
+    def facts(self, rates: dict[int, float]) -> list[Parameter]:
+        """What rules want to know beside the numbers, of every parameter of the models that it trains."""
+        self._samples += 1
+        if self._samples > _OFTEN and self._samples % _SELDOM:
+            return []
+        mine = set(map(id, self._tensors))
+        models = [model for model in self._models.all if not mine.isdisjoint(model.parameters)]
+        each = [(model.name, site, tensor) for model in models for site, tensor in model.each_parameter()]
+        state = [(id(p), p.requires_grad, p.grad is not None, rates.get(id(p))) for _, _, p in each]
+        if state != self._state:  # else nothing new is made, which Python's garbage collection would look through
+            self._state = state
+            self._facts = [
+                Parameter(model, site, trainable=trainable, has_gradient=graded, rate=rate, size=tensor.numel())
+                for (model, site, tensor), (_, trainable, graded, rate) in zip(each, state, strict=True)
+                if not isinstance(tensor, nn.UninitializedParameter)
+            ]
+        return self._facts
+
+    def _affordable(self, moved: list[int]) -> bool:
+        """Whether there is room for a copy of the weights while the optimizer steps."""
+        need: dict[torch.device, int] = {}
+        for i in moved:
+            tensor = self._tensors[i]
+            need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
+        return all(size < _free(device) / 4 for device, size in need.items())
+
+
+def _is_like(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and tensor.dtype == other.dtype and tensor.device == other.device
+
+
+def _free(device: torch.device) -> float:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return math.inf

@@ -1,0 +1,1 @@
+"""A recorded run, told to a person."""

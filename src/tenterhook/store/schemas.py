@@ -1,0 +1,42 @@
+"""The tables of a run. Columns are only ever added, and `VERSION` says when."""
+
+from typing import Any
+
+VERSION = 1
+FILES = ("stats", "steps", "findings")
+SEVERITIES = ("note", "warn", "error")  # of findings
+
+
+def schemas() -> dict[str, Any]:
+    """The schema of each table; pyarrow is imported here, once a run is written or read."""
+    pa = arrow()
+    whole = [(name, pa.int64()) for name in ("count", "nan", "pos_inf", "neg_inf", "zeros")]
+    real = [(name, pa.float64()) for name in ("sum", "sumsq", "min", "max")]
+    stats = [
+        *(("step", pa.int64()), ("model", pa.string()), ("site", pa.string()), ("what", pa.string())),
+        *(("calls", pa.int32()), *whole, *real, ("sampled", pa.int64())),
+        *(("bins", pa.list_(pa.int16())), ("counts", pa.list_(pa.int32()))),
+        *(("dead", pa.float32()), ("saturated", pa.float32())),
+    ]
+    steps = [
+        *(("step", pa.int64()), ("time", pa.float64()), ("seconds", pa.float64()), ("loss", pa.float64())),
+        *(("losses", pa.list_(pa.float64())),),
+        *(("backwards", pa.int32()), ("skipped", pa.int32()), ("scale", pa.float64())),
+        *(("rates", pa.list_(pa.float64())), ("sampled", pa.bool_()), ("spent", pa.float64())),
+    ]
+    findings = [
+        *(("step", pa.int64()), ("rule", pa.string()), ("severity", pa.string()), ("model", pa.string())),
+        *(("site", pa.string()), ("what", pa.string()), ("text", pa.string()), ("why", pa.string())),
+        *(("then", pa.string()),),
+    ]
+    return {"stats": pa.schema(stats), "steps": pa.schema(steps), "findings": pa.schema(findings)}
+
+
+def arrow() -> Any:
+    """pyarrow, or an error that says how to get it."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        what = "recording and reading runs needs pyarrow, which is not installed"
+        raise ImportError(f'{what}; pip install "tenterhook[watch]"') from error
+    return pa

@@ -1,0 +1,1 @@
+"""What a user does: capture, observe, edit, sweep, sites."""

@@ -1,0 +1,135 @@
+"""capture: keep the values and gradients at some addresses, in the user's own loop.
+
+with capture(model, "layer1", "grad(layer1)") as seen:
+    model(x).sum().backward()
+seen["layer1"]                # a tensor, or the structure where the value is one
+seen.calls("layer1")          # one per call, in order
+seen.report()                 # what fired, what never did, and why
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from tenterhook.addresses.grammar import Address
+from tenterhook.addresses.graph import searchable
+from tenterhook.addresses.sites import Selector, Site, resolve_all
+from tenterhook.addresses.why import is_container
+from tenterhook.hooks.scope import Scope
+from tenterhook.values.inputs import call_with
+from tenterhook.verbs.captured import Captured
+from tenterhook.verbs.keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
+from tenterhook.verbs.session import Session
+
+_WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
+
+
+class capture:
+    """Keep the values and gradients at some addresses while the block runs.
+
+        with capture(model, "layer1", "layer4:in", "grad(layer1)") as seen:
+            model(x).sum().backward()
+        seen["grad(layer1)"]
+
+    A selector is an address, a module, a module class, or `lambda name, module: bool`; none means every module's
+    output. `grad=True` asks for the gradient of each selected value too. `copy=False` keeps the tensor itself and
+    raises when it was overwritten since. `detach=False` keeps the graph, for losses on features. `device` and `dtype`
+    say where and how to keep it; `reduce` is applied first, so that nothing big is held. `keep="last"` keeps only the
+    last call. `stop=True` ends the forward once every asked value is there. `frozen=True` gives values that need no
+    gradient one all the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Tensor | Node,
+        *selectors: Selector,
+        grad: bool = False,
+        copy: bool = True,
+        detach: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduce: Callable[[Tensor], Any] | None = None,
+        keep: str = "all",
+        stop: bool = False,
+        frozen: bool = False,
+    ) -> None:
+        model = searchable(model, "capture")
+        if keep not in ("all", "last"):
+            raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype is a torch.dtype such as torch.float32, got {dtype!r}")
+        if reduce is not None and not callable(reduce):
+            raise TypeError(f"reduce is a function of a tensor, got {reduce!r}")
+        if device is not None:
+            device = torch.device(device)  # a misspelt one fails here, not in the middle of a forward
+        sites = resolve_all(model, selectors or (("**",) if isinstance(model, nn.Module) else ("grad(**)",)))
+        if grad:
+            sites += [site.gradient() for site in sites if not site.address.grad]
+        simple = detach and keep == "all" and device is None and dtype is None and reduce is None
+        session = Session(model, frozen=frozen)
+        how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
+        session.taps = [
+            PlainValues(i, site, how) if simple and site.address[4:] == _WHOLE_VALUE else _tap(i, site, how)
+            for i, site in enumerate(sites)
+        ]
+        if stop:
+            _wait_for(session.taps, sites, session.scope)
+        self._model = model  # what was captured does not hold on to it, but the session must
+        self._session = session
+        self._seen = Captured(session, how.log)
+
+    def __enter__(self) -> Captured:
+        self._session.__enter__()
+        return self._seen
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._session.__exit__(kind, error, trace)
+        return isinstance(error, Stop) and error.scope is self._session.scope
+
+    @staticmethod
+    def once(model: nn.Module, inputs: Any, *selectors: Selector, **options: Any) -> Any:
+        """One forward that ends as soon as it can, and the value (with several selectors: what was captured).
+
+            features = capture.once(model, x, "layer4")
+
+        `inputs` is the model's argument, a tuple of arguments, or a mapping of keyword arguments.
+        """
+        searchable(model, "capture.once")
+        if "stop" in options:
+            raise TypeError("capture.once always stops as soon as it can; use capture(...) for a whole forward")
+        with capture(model, *selectors, stop=True, **options) as seen:
+            call_with(model, inputs)
+        one = len(selectors) == 1 and not seen._taps[0].site.wide
+        return seen[selectors[0]] if one else seen
+
+
+def _tap(number: int, site: Site, how: How) -> Values | Gradients:
+    if not site.address.grad:
+        return Values(number, site, how)
+    whole_output = site.address[3:6] == ("out", (), None) and site.kind in ("module", "inner")
+    return (PlainGradients if whole_output else Gradients)(number, site, how)
+
+
+def _wait_for(taps: list[Any], sites: list[Site], scope: Scope) -> None:
+    """Have the forward end when all that can come has come; inside a forward that is not known before its end."""
+    if any(site.kind == "inner" and not site.address.grad for site in sites):
+        return
+    wait = Wait(scope)
+    for i, site in enumerate(sites):
+        call = site.address.call
+        if site.address.grad:
+            what = "no gradient can come where the forward ends early (stop=True, capture.once)"
+            raise ValueError(f"{what}; {site} was asked for")
+        if call is not None and (not isinstance(call, int) or call < 0):
+            raise ValueError(f"stop=True needs to know when to stop; {site} does not say which call is the last")
+        if _will_come(site):
+            taps[i] = Values(i, site, taps[i].how)
+            wait.add(taps[i])
+
+
+def _will_come(site: Site) -> bool:
+    module = site.module
+    return site.kind == "module" and not (site.wide and module is not None and is_container(module))

@@ -1,0 +1,175 @@
+"""edit: change the values and gradients at some addresses, in the user's own loop.
+
+with edit(model, {"layer3": zero(), "grad(layer2)": lambda g: g * 2}) as edits:
+    model(x).sum().backward()
+edits.report()                # how often each was applied, and how much it changed
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as File
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from tenterhook.addresses.grammar import known_when_made
+from tenterhook.addresses.graph import searchable
+from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
+from tenterhook.changes import Change, Function, as_change
+from tenterhook.errors import AddressError, EditError, TenterhookWarning
+from tenterhook.hooks.scope import Scope
+from tenterhook.verbs.replace import Edit, PlainEdit, PlainFunction
+from tenterhook.verbs.session import Report, Session, times
+
+_PLAIN_KINDS: dict[Any, Any] = {Change: PlainEdit, Function: PlainFunction}
+Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
+
+
+class edit:
+    """Change the value or gradient at each address while the block runs.
+
+        with edit(model, {"layer3": lambda v: v * 0, "grad(layer2)": clip_norm(1.0)}) as edits:
+            model(x).sum().backward()
+        print(edits.report())
+
+    A change is a function `f(value)` or `f(value, site)` that returns the new value, or None where it wrote into the
+    one it was given (a copy) or leaves it; a tensor or a number, which takes its place; a list of changes, made in
+    turn; or one of `tenterhook.changes`. Parameters and buffers are changed on entering and restored on leaving.
+    `frozen=True` gives values that need no gradient one all the same, so that it can be edited. `reduced=True`
+    edits the gradients of parameters in `.grad` when the backward is over, after DDP's reduction, not before it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Tensor | Node,
+        changes: Changes,
+        *more: object,
+        frozen: bool = False,
+        reduced: bool = False,
+    ) -> None:
+        model = searchable(model, "edit")
+        if more or not isinstance(changes, Mapping):
+            got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
+            raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
+        self._model = model  # sites refer to it weakly
+        self._session = Session(model, frozen=frozen, changes=True)
+        self._session.reduced = reduced
+        self._groups: list[tuple[Selector, list[Edit]]] = []
+        every: list[Edit] = []
+        any_gradient = False
+        scope = self._session.scope
+        for selector, change in changes.items():
+            made = change if type(change) is Change else _as_change(selector, change)
+            kind: Any = made.is_plain and _PLAIN_KINDS[type(made)]
+            if kind and (site := plainly(model, selector, True)) is not None:
+                taps = [kind(site, made, scope)]
+            else:
+                taps = [_tap(site, made, kind, scope) for site in resolve(model, selector)]
+                any_gradient = any_gradient or taps[0].site.address.grad
+            self._groups.append((selector, taps))
+            every += taps
+        self._taps = tuple(every)
+        # The gradient at a site is that of the value that the model goes on with, so values are changed first.
+        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if any_gradient else every
+
+    def __enter__(self) -> "edit":
+        self._session.__enter__()
+        for tap in self._session.refused:
+            if not tap.site.wide:
+                self._session.__exit__(EditError)
+                raise EditError(f"{tap.site} cannot be edited: {tap.missed}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._session.__exit__(kind, *rest)
+        if kind is None:
+            self._complain()
+
+    def _complain(self) -> None:
+        for tap in self._session.swapped:
+            if tap.overwritten:
+                who = "by an optimizer, or the model itself"
+                what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
+                warnings.warn(what, TenterhookWarning, stacklevel=3)
+        for tap in self._session.taps:
+            if tap.failures:
+                warnings.warn(_failed(tap), TenterhookWarning, stacklevel=3)
+        for selector, taps in self._groups:
+            for tap in taps:
+                if tap.applied or tap.failures or (tap.twins is not None and any(one.fired for one in tap.twins)):
+                    break
+            else:
+                self._complain_of(selector, (taps[0].twins or taps)[0])  # type: ignore[arg-type]
+
+    def _complain_of(self, selector: Selector, tap: Edit) -> None:
+        why = self._why_silent(tap)
+        if tap.site.address.grad and "torch.no_grad()" in why:
+            raise EditError(f"{selector} was never edited: {why}; run it with gradients")
+        warnings.warn(f"{tap.site} was never edited: {why}", TenterhookWarning, stacklevel=4)
+
+    def report(self) -> Report:
+        """Per address: how often it was applied and how much it changed, or why it never was."""
+        rows, notes = [], []
+        for tap in self._each():
+            tap.difference.calls = tap.fired
+            rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
+            if not tap.fired:
+                notes.append(f"{tap.site} was never edited: {self._why_silent(tap)}")
+            elif tap.failures:
+                notes.append(_failed(tap))
+            elif remark := tap.difference.remark():
+                notes.append(f"{tap.site}: {remark}")
+        header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
+        return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
+
+    def _why_silent(self, tap: Edit) -> str:
+        return "its change failed" if tap.failures else self._session.why_silent(tap)
+
+    def _each(self) -> Iterator[Edit]:
+        """The taps, those inside a forward under the names that they have got."""
+        for tap in self._taps:
+            yield from tap.twins or [tap]  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"<edit of {', '.join(f'{selector}: {taps[0].change}' for selector, taps in self._groups)}>"
+
+    def save(self, file: str | File) -> None:
+        """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""
+        from tenterhook.verbs.edit_file import save
+
+        save(file, list(self._written()))
+
+    def _written(self) -> Iterator[tuple[str, Change | Function, set[int]]]:
+        for selector, taps in self._groups:
+            written = [(selector, taps)] if isinstance(selector, str) else [(str(tap.site), [tap]) for tap in taps]
+            for address, some in written:
+                yield address, taps[0].change, {id(_thing(tap.site)) for tap in some}
+
+
+def _thing(site: Site) -> Any:
+    return site.tensor if site.kind in ("parameter", "buffer") else site.module
+
+
+def _failed(tap: Edit) -> str:
+    if not tap.applied:
+        return f"{tap.site} was never edited: its change failed"
+    calls = tap.failures + tap.applied
+    return f"{tap.site}: its change failed in {tap.failures} of {calls} calls, and the exception was caught"
+
+
+def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
+    if plain_kind and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
+        return plain_kind(site, change, scope)
+    if not known_when_made(site.address):
+        raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
+    if site.address.grad and not change.keeps_shape:
+        raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
+    return Edit(site, change, scope)
+
+
+def _as_change(selector: Selector, change: Any) -> Change | Function:
+    try:
+        return as_change(change)
+    except TypeError as error:
+        raise TypeError(f"{selector}: {error}") from None

@@ -1,0 +1,107 @@
+"""observe: run a function on the values at some addresses, without keeping them."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from tenterhook.addresses.grammar import known_when_made
+from tenterhook.addresses.graph import searchable
+from tenterhook.addresses.sites import Selector, Site, resolve
+from tenterhook.changes import Change
+from tenterhook.errors import AddressError, TenterhookWarning
+from tenterhook.hooks.scope import Scope, not_watching
+from tenterhook.hooks.tap import Tap, check_unchanged
+from tenterhook.values.inputs import Inputs
+from tenterhook.values.tree import Path, describe, itself, leaves, rebuild, version_of
+from tenterhook.verbs.session import Report, Session
+
+Observer = Callable[[Site, Any], object]
+
+
+class _Look(Tap):
+    """A tap that shows the value to a function."""
+
+    def __init__(self, site: Site, look: Observer, scope: Scope) -> None:
+        super().__init__(site, scope)
+        self.shown = 0
+        self.last = ""
+        self._look = look
+
+    def twin(self, site: Site) -> "_Look":
+        return _Look(site, self._look, self.scope)
+
+    @property
+    def fired(self) -> int:
+        return self.shown
+
+    def reach(self, part: Any, call: int) -> None:
+        self._show(part.plain() if isinstance(part, Inputs) else part, call)
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+        self._show(grad, call, path)
+
+    def _show(self, value: Any, call: int, path: Path = ()) -> None:
+        site = self.site.at(call, path)
+        live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=itself)
+        before = [(tensor, version_of(tensor)) for _, tensor in leaves(live)]
+        self.shown += 1
+        self.last = describe(live)
+        try:
+            with not_watching(self.scope):
+                self._look(site, live)
+        except Exception as error:
+            error.add_note(f"while observing {site}")
+            raise
+        check_unchanged(before, f"the observer at {site}")
+
+
+class observe:
+    """Run a function on the value at each address while the block runs.
+
+        with observe(model, {"**<ReLU>": lambda site, value: print(site, value.mean())}):
+            model(x)
+
+    The function gets the site (`str(site)` is the address of that one value, `site.module` its module) and the value
+    itself, detached but not copied: copy what you keep, and change nothing. An exception in it carries the address.
+    """
+
+    def __init__(
+        self, model: nn.Module | Tensor | Node, observers: Mapping[Selector, Observer], *, frozen: bool = False
+    ) -> None:
+        model = searchable(model, "observe")
+        if not isinstance(observers, Mapping):
+            kind = type(observers).__name__
+            raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
+        self._model = model  # sites refer to it weakly
+        self._session = Session(model, frozen=frozen)
+        self._groups: list[list[_Look]] = []
+        for selector, look in observers.items():
+            if isinstance(look, Change):
+                raise TypeError(f"{selector}: observing changes nothing; {look} is for edit")
+            if not callable(look):
+                raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
+            self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
+            for tap in self._groups[-1]:
+                if not known_when_made(tap.site.address):
+                    what = "which one is the last is known only afterwards; observe counts from 0"
+                    raise AddressError(f"{tap.site}: {what}")
+        self._session.taps = [tap for group in self._groups for tap in group]
+
+    def __enter__(self) -> "observe":
+        self._session.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._session.__exit__(kind, *rest)
+        if kind is None:
+            for group in self._groups:
+                if not any(one.fired for tap in group for one in tap.twins or [tap]):
+                    why = self._session.why_silent(group[0])
+                    warnings.warn(f"{group[0].site} was never observed: {why}", TenterhookWarning, stacklevel=2)
+
+    def report(self) -> Report:
+        """Per address: how often it fired, or that it never did and the most likely reason."""
+        return self._session.report((tap, tap.last) for tap in self._session.asked_and_got())

@@ -1,0 +1,559 @@
+"""capture: values, structures, options, lookups. Gradients are in test_gradients.py."""
+
+import dataclasses
+import re
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from tenterhook import AmbiguousError, NotSeenError, OverwrittenError, capture
+from tenterhook.values.tree import leaves
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+    extra: dict
+
+
+class Shapes(nn.Module):
+    """Returns every kind of structure."""
+
+    def forward(self, x, kind="tensor", *, scale=1.0, mask=None):
+        y = x * scale
+        return {
+            "tensor": y,
+            "tuple": (y, (y + 1, None)),
+            "list": [y, y + 1],
+            "dict": {"a": y, "b": y + 1},
+            "named": Pair(y, y + 1),
+            "data": Out(y, {"b": y + 1}),
+            "none": None,
+            "text": "no tensor",
+        }[kind]
+
+
+class Host(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Shapes()
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+
+
+x = torch.randn(3, 4)
+
+
+def test_values_are_what_the_model_computed_whatever_follows_in_place():
+    model = mlp()
+    with capture(model, "0", "1", "2:in", ".") as seen:
+        out = model(x)
+    assert torch.equal(seen["0"], model[0](x))
+    assert (seen["0"] < 0).any()
+    assert torch.equal(seen["1"], seen["0"].relu())
+    assert torch.equal(seen["2:in"], seen["1"])
+    assert torch.equal(seen["."], out)
+    assert not any(seen[address].requires_grad for address in seen)
+    assert list(seen) == ["0", "1", "2:in", "."]
+    assert len(seen) == 4
+
+
+def test_no_selector_means_every_modules_output():
+    model = mlp()
+    with capture(model) as seen:
+        model(x)
+    assert list(seen) == ["0", "1", "2", "."]
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "named", "data"])
+def test_structures_keep_their_type_and_are_copied(kind):
+    model = Host()
+    with capture(model, "inner") as seen:
+        out = model(x, kind)
+    kept = seen["inner"]
+    assert type(kept) is type(out)
+    pairs = list(zip(leaves(kept), leaves(out), strict=True))
+    assert len(pairs) == 2
+    for (path, mine), (other, theirs) in pairs:
+        assert path == other
+        assert torch.equal(mine, theirs)
+        assert mine.data_ptr() != theirs.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("kind", "leaf"),
+    [
+        ("tuple", "[1][0]"), ("tuple", "[-1][0]"), ("list", "[1]"), ("dict", "[b]"), ("named", "[right]"),
+        ("named", "[1]"), ("data", "[extra][b]"),
+    ],
+)  # fmt: skip
+def test_leaves_asked_before_or_after(kind, leaf):
+    model = Host()
+    with capture(model, f"inner:out{leaf}") as before, capture(model, "inner") as whole:
+        model(x, kind)
+    assert torch.equal(before[f"inner{leaf}"], x + 1)
+    assert torch.equal(whole[f"inner{leaf}"], x + 1)
+
+
+@pytest.mark.parametrize("kind", ["none", "text"])
+def test_values_without_tensors(kind):
+    model = Host()
+    with capture(model, "inner") as seen:
+        out = model(x, kind)
+    assert seen["inner"] == out
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "whole"),
+    [
+        ((x,), {}, lambda v: torch.equal(v, x)),
+        ((), {"x": x}, lambda v: torch.equal(v, x)),
+        ((x, "dict"), {}, lambda v: isinstance(v, tuple) and torch.equal(v[0], x) and v[1] == "dict"),
+        ((x,), {"scale": 2.0}, lambda v: list(v) == [0, "scale"] and torch.equal(v[0], x) and v["scale"] == 2.0),
+    ],
+)
+def test_inputs_by_position_and_by_name_however_they_were_passed(args, kwargs, whole):
+    model = Host()
+    with capture(model, "inner:in", "inner:in[x]", "inner:in[0]") as seen:
+        model(*args, **kwargs)
+    assert whole(seen["inner:in"])
+    assert torch.equal(seen["inner:in[x]"], x)
+    assert torch.equal(seen["inner:in[0]"], x)
+
+
+def test_keyword_only_inputs():
+    model = Host()
+    with capture(model, "inner:in[mask]", "inner:in") as seen:
+        model(x, mask=x > 0)
+    assert torch.equal(seen["inner:in[mask]"], x > 0)
+    assert torch.equal(seen["inner:in"]["mask"], x > 0)
+
+
+def test_an_input_that_was_not_given_says_what_was():
+    model = Host()
+    with capture(model, "inner:in[mask]") as seen:
+        model(x)
+    with pytest.raises(NotSeenError, match=re.escape("called without [mask]; it was given [0]")):
+        seen["inner:in[mask]"]
+
+
+def test_calls():
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.ReLU(), layer, layer)
+    with capture(model, "0", "1@0") as seen, capture(model, "0@1") as one, capture(model, "0@-1") as last:
+        out = model(x)
+        model(x)
+    assert len(seen.calls("0")) == 6
+    first = layer(x)
+    assert torch.equal(seen["0@0"], first)
+    assert torch.equal(seen["0@1"], layer(first.relu()))
+    assert torch.equal(seen["0@2"], out)
+    assert torch.equal(seen["0@-1"], out)
+    assert len(seen.calls("0@1:3")) == 2
+    assert len(seen.calls("0@-2:")) == 2
+    assert torch.equal(one["0"], seen["0@1"])
+    assert torch.equal(last["0"], out)
+    assert len(last._taps[0].entries) == 1
+    assert len(seen.calls("1")) == 1
+
+
+def test_several_values_are_an_error_that_lists_them():
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer)
+    with capture(model, "0") as seen:
+        model(x)
+    with pytest.raises(AmbiguousError) as error:
+        seen["0"]
+    assert str(error.value).splitlines() == [
+        "0 means 2 values:",
+        "  0@0  3×4 float32",
+        "  0@1  3×4 float32",
+        "index one of them, or use seen.calls('0') for all",
+    ]
+    with pytest.raises(NotSeenError, match="it was called 2 times; calls count from @0 to @1"):
+        seen["0@2"]
+
+
+def test_a_module_known_by_two_names_has_both():
+    model = nn.Module()
+    model.first = nn.Linear(4, 4)
+    model.second = model.first
+    model.forward = lambda x: model.second(x)
+    with capture(model, "first") as seen:
+        out = model(x)
+    assert torch.equal(seen["second"], out)
+    assert torch.equal(seen["first"], out)
+    assert torch.equal(seen[model.first], out)
+    with capture(model) as seen:
+        model(x)
+    assert len(seen.calls("second")) == 1
+    with capture(model, "second.weight") as seen:
+        pass
+    assert torch.equal(seen["first.weight"], model.first.weight)
+
+
+def test_lookups_by_glob_class_module_and_predicate():
+    model = mlp()
+    with capture(model) as seen:
+        model(x)
+    assert len(seen.calls("**<Linear>")) == 2
+    assert len(seen.calls(nn.Linear)) == 2
+    assert torch.equal(seen["**<ReLU>"], seen["1"])
+    assert torch.equal(seen[model[2]], seen["2"])
+    assert torch.equal(seen[lambda name, module: name == "2"], seen["2"])
+    assert "2" in seen and "0:in" not in seen and "nonsense" not in seen and 3 not in seen
+
+
+def test_parameters_and_buffers_are_read_on_entering():
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    mean = model[0].running_mean.clone()
+    with capture(model, "0.running_mean", "0.weight") as seen:
+        model(x)
+    assert torch.equal(seen["0.running_mean"], mean)
+    assert not torch.equal(model[0].running_mean, mean)
+    assert torch.equal(seen["0.weight"], model[0].weight)
+
+
+def test_what_was_not_asked_for():
+    model = mlp()
+    with capture(model, "0") as seen:
+        model(x)
+    with pytest.raises(NotSeenError, match="'1' was not asked for in this session; captured: 0"):
+        seen["1"]
+    host = Host()
+    with capture(host, "inner[0]") as seen:
+        host(x, "tuple")
+    with pytest.raises(NotSeenError, match=re.escape("only inner:out[0] was captured")):
+        seen["inner[1]"]
+
+
+def test_a_leaf_that_is_not_there():
+    model = Host()
+    with capture(model, "inner[logits]", "inner") as seen:
+        model(x, "dict")
+    for address in ("inner[logits]", "inner:out[nope]"):
+        with pytest.raises(NotSeenError, match=re.escape("dict(a, b), with leaves [a], [b]")) as error:
+            seen[address]
+        assert "calls" not in str(error.value)
+
+
+def test_an_object_that_is_no_tensor_is_no_value_of_its_own():
+    class Cached(nn.Module):
+        def forward(self, x):
+            return x, object()
+
+    model = Cached()
+    with capture(model, ".[1]", "grad(.)", ".") as seen:
+        model(x.clone().requires_grad_())[0].sum().backward()
+    with pytest.raises(NotSeenError, match="is a object: no tensor, so it was not kept"):
+        seen[".[1]"]
+    assert repr(seen["."][1]) == "<object: not a tensor, not kept>"
+    assert seen["grad(.)"][1] is None
+
+
+def test_copy_false_raises_when_the_value_was_overwritten():
+    model = mlp()
+    with capture(model, "0", "2", copy=False) as seen:
+        out = model(x)
+    assert seen["2"].data_ptr() == out.data_ptr()
+    with pytest.raises(OverwrittenError, match="0@0 was kept with copy=False and has been changed in place since"):
+        seen["0"]
+    out.detach().zero_()
+    with pytest.raises(OverwrittenError):
+        seen["2"]
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_copy_false_watches_every_leaf(kind):
+    model = Host()
+    with capture(model, "inner", copy=False) as seen:
+        out = model(x.clone(), kind)
+    assert seen["inner"] is not None
+    list(leaves(out))[1][1].add_(1)
+    with pytest.raises(OverwrittenError):
+        seen["inner"]
+
+
+def test_detach_false_keeps_the_graph_for_losses_on_features():
+    model = mlp()
+    with capture(model, "0", detach=False) as seen:
+        model(x)
+    seen["0"].pow(2).sum().backward()
+    twin = nn.Linear(4, 8)
+    twin.load_state_dict(model[0].state_dict())
+    twin(x).pow(2).sum().backward()
+    assert torch.equal(model[0].weight.grad, twin.weight.grad)
+
+
+def test_device_and_dtype():
+    model = mlp()
+    with capture(model, "0", dtype=torch.float64) as seen, capture(model, "0", device="meta") as meta:
+        model(x)
+    assert seen["0"].dtype == torch.float64
+    assert torch.equal(seen["0"].float(), model[0](x))
+    assert meta["0"].device.type == "meta"
+    ids = nn.Embedding(5, 2)
+    with capture(ids, ".:in", dtype=torch.float16) as seen:
+        ids(torch.tensor([1, 2]))
+    assert seen[".:in"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("reduce", [lambda t: t[0], lambda t: t, lambda t: t.mean(0), lambda t: t.mean().item()])
+def test_reduce_keeps_only_its_result_and_never_an_alias(reduce):
+    model = mlp()
+    with capture(model, "0", reduce=reduce) as seen:
+        model(x)
+    true = reduce(model[0](x))
+    kept = seen["0"]
+    assert kept == true if isinstance(true, float) else torch.equal(kept, true)
+    if isinstance(kept, torch.Tensor):
+        assert kept.untyped_storage().nbytes() == kept.numel() * 4
+        assert not kept.requires_grad
+
+
+def test_reduce_may_call_the_model_itself():
+    model = mlp()
+    with capture(model, "0", reduce=lambda t: model(x).sum()) as seen:
+        model(x)
+    assert len(seen.calls("0")) == 1
+
+
+def test_an_exception_in_reduce_carries_the_address():
+    model = mlp()
+    with pytest.raises(ZeroDivisionError) as error, capture(model, "0", reduce=lambda t: 1 / 0):
+        model(x)
+    assert error.value.__notes__ == ["while keeping the value at 0"]
+
+
+def test_keep_last():
+    model = mlp()
+    with capture(model, "0", grad=True, keep="last") as seen:
+        for i in range(5):
+            (model(x + i).sum() * i).backward()
+    assert torch.equal(seen["0"], model[0](x + 4))
+    assert len(seen.calls("grad(0)")) == 1
+    assert torch.equal(seen["grad(0)"], 4 * (seen["0"] > 0) * model[2].weight.sum(0))
+    assert [fired for _, fired, _ in seen.report()] == ["5×", "5×"]
+    with pytest.raises(ValueError, match="keep is 'all' or 'last', got 'first'"):
+        capture(model, keep="first")
+
+
+def test_stop_ends_the_forward_when_everything_is_there():
+    ran = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    for i, layer in enumerate(model):
+        layer.register_forward_hook(lambda *_, i=i: ran.append(i))
+    with capture(model, "1", "0:in", stop=True) as seen:
+        model(x)
+        raise AssertionError("not reached")
+    assert ran == [0, 1]
+    assert torch.equal(seen["0:in"], x)
+    assert seen["1"].shape == (3, 4)
+
+
+def test_stop_passes_a_models_own_except_exception():
+    class Careful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            try:
+                return self.b(self.a(x))
+            except Exception:
+                return x
+
+    model = Careful()
+    with capture(model, "a", stop=True) as seen:
+        model(x)
+        raise AssertionError("not reached")
+    assert torch.equal(seen["a"], model.a(x))
+
+
+def test_stop_waits_for_the_call_that_was_asked_for():
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer, layer)
+    with capture(model, "0@1", stop=True) as seen:
+        model(x)
+    assert torch.equal(seen["0"], layer(layer(x)))
+
+
+def test_stop_that_never_comes_lets_the_forward_end():
+    model = mlp()
+    model.unused = nn.Linear(1, 1)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    with capture(model, "unused", "0", stop=True) as seen:
+        assert model(x).shape == (3, 2)
+    with pytest.raises(NotSeenError, match="not reached"):
+        seen["unused"]
+
+
+def test_stop_of_an_inner_session_does_not_end_the_outer():
+    model = mlp()
+    with capture(model, "2") as outer:
+        with capture(model, "0", stop=True) as inner:
+            model(x)
+        model(x)
+    assert len(outer.calls("2")) == 1
+    assert len(inner.calls("0")) == 1
+
+
+@pytest.mark.parametrize("selector", ["grad(0)", "0@-1", "0@1:"])
+def test_stop_that_could_not_know_when(selector):
+    with pytest.raises(ValueError, match="stop=True"):
+        capture(mlp(), selector, stop=True)
+
+
+@pytest.mark.parametrize("inputs", [x, (x,), {"input": x}])
+def test_once(inputs):
+    model = mlp()
+    assert torch.equal(capture.once(model, inputs, "0"), model[0](x))
+    seen = capture.once(model, inputs, "0", "1")
+    assert torch.equal(seen["1"], seen["0"].relu())
+    assert len(capture.once(model, inputs, "**<Linear>")) == 2
+
+
+def test_inference_mode_values_can_be_used_afterwards():
+    model = mlp()
+    for options in ({}, {"copy": False}, {"dtype": torch.float64}):
+        with torch.inference_mode(), capture(model, "2", "0:in", **options) as seen:
+            model(x)
+        for address in ("2", "0:in"):
+            value = seen[address].requires_grad_()
+            (value * value).sum().backward()
+            assert torch.equal(value.grad, 2 * value)
+
+
+def test_a_gradient_inside_vmap_is_said_to_be_the_transforms():
+    model = nn.Linear(4, 4)
+    with capture(model, "grad(.)") as seen:
+        torch.vmap(model)(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    assert "inside vmap or jvp a value has no gradient of its own" in str(seen.report())
+
+
+def test_values_inside_vmap_and_func_grad():
+    model = nn.Linear(4, 2)
+    with capture(model, ".") as seen:
+        torch.vmap(lambda row: model(row), in_dims=1)(x.T)
+        torch.func.grad(lambda v: model(v).sum())(x)
+    for value in seen.calls("."):
+        torch.testing.assert_close(value, model(x).detach())
+        assert value.add(1).sum().item() == pytest.approx((model(x) + 1).sum().item(), rel=1e-4)
+
+
+KINDS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.ones(2, 2, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64),
+    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
+    "bool": lambda: torch.ones(2, dtype=torch.bool),
+    "expanded": lambda: torch.ones(3).expand(2, 3),
+    "empty": lambda: torch.ones(0, 3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning")  # deprecated in torch, and still met in the wild
+def test_other_kinds_of_tensors(kind):
+    value = KINDS[kind]()
+    model = nn.Identity()
+    with capture(model, ".", grad=True) as seen:
+        model(value)
+    kept = seen["."]
+    assert kept.dtype == value.dtype and kept.shape == value.shape and kept.layout == value.layout
+    assert kept is not value
+    assert "grad(.)" in seen.report().silent
+
+
+def test_bytes_held_are_the_bytes_captured():
+    model = mlp()
+    with capture(model, "0", "2") as seen:
+        model(x)
+    kept = [seen["0"], seen["2"]]
+    assert sum(t.untyped_storage().nbytes() for t in kept) == (3 * 8 + 3 * 2) * 4
+
+
+def test_a_captured_says_what_it_is():
+    model = mlp()
+    with capture(model, "0", "grad(0)") as seen:
+        model(x)
+        model(x)
+    assert repr(seen) == "<captured 2 values at 1 of 2 addresses>"
+
+
+@pytest.mark.parametrize(
+    "reduce", [lambda t: (t[:2],), lambda t: {"q": t}, lambda t: t.numpy()], ids=["tuple", "dict", "array"]
+)
+def test_reduce_never_hands_out_the_models_own_memory(reduce):
+    model = mlp()
+    with capture(model, "0", reduce=reduce) as seen, torch.no_grad():
+        model(x)
+    kept = seen["0"]
+    part = kept[0] if isinstance(kept, tuple) else kept["q"] if isinstance(kept, dict) else torch.from_numpy(kept)
+    assert torch.equal(part, model[0](x)[: len(part)])
+
+
+def test_reduce_that_writes_is_caught():
+    model = mlp()
+    with (
+        pytest.raises(RuntimeError, match="reduce changed the value in place"),
+        capture(model, "0", reduce=torch.relu_),
+    ):
+        model(x)
+
+
+def test_copy_false_copies_where_a_write_would_leave_no_trace():
+    model = mlp()
+    with torch.inference_mode(), capture(model, "0", copy=False) as seen:
+        model(x)
+    assert torch.equal(seen["0"], model[0](x))
+
+
+def test_calls_of_which_nothing_could_be_kept_are_counted():
+    class Sometimes(nn.Module):
+        def forward(self, x, first=False):
+            return object() if first else x * 2
+
+    model = Sometimes()
+    with capture(model, ".") as seen:
+        model(x, first=True)
+        model(x)
+        model(x + 1)
+    assert torch.equal(seen[".@1"], x * 2)
+    assert torch.equal(seen[".@-1"], (x + 1) * 2)
+    assert len(seen.calls(".")) == 2
+
+
+def test_what_was_captured_outlives_the_model():
+    def run():
+        model = mlp()
+        with capture(model, "*", grad=True) as seen:
+            model(x).sum().backward()
+        return seen
+
+    seen = run()
+    assert len(seen.calls("*")) == len(seen.calls("grad(**)")) == 3
+    assert seen["2"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [({"dtype": "float32"}, "torch.dtype"), ({"reduce": "mean"}, "a function"), ({"device": "cdua"}, "cdua")],
+)
+def test_wrong_options_fail_at_once(options, hint):
+    with pytest.raises((TypeError, RuntimeError), match=hint):
+        capture(mlp(), "0", **options)
+    with pytest.raises(TypeError, match=r"capture\(model, \*names\)"):
+        capture(mlp(), ["0", "1"])
+    with pytest.raises(TypeError, match="always stops"):
+        capture.once(mlp(), x, "0", stop=True)
