@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from tenterhook.hooks import scope
+from tenterhook.hooks.session import Session
 from tenterhook.platform import compiler
 from tenterhook.platform.hook_tables import HookId
-from tenterhook.verbs.session import Session
 
 
 def ours(model: nn.Module) -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenterhook.errors import RunError as RunError
     from tenterhook.errors import TenterhookError as TenterhookError
     from tenterhook.errors import TenterhookWarning as TenterhookWarning
+    from tenterhook.hooks.report import Report as Report
     from tenterhook.record.rule import Finding as Finding
     from tenterhook.record.rules import all_rules as all_rules
     from tenterhook.record.watch import watch as watch
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tenterhook.verbs.edit import edit as edit
     from tenterhook.verbs.edit_file import load_edits as load_edits
     from tenterhook.verbs.observe import observe as observe
-    from tenterhook.verbs.session import Report as Report
     from tenterhook.verbs.sites import sites as sites
     from tenterhook.verbs.sweep import sweep as sweep
 
@@ -55,7 +55,7 @@ _HOMES = {
     "open_run": "store.run",
     "Run": "store.run",
     "Site": "addresses.sites",
-    "Report": "verbs.session",
+    "Report": "hooks.report",
     "TenterhookError": "errors",
     "TenterhookWarning": "errors",
     "AddressError": "errors",

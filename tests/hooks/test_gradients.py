@@ -60,7 +60,9 @@ def test_gradient_is_that_of_the_value_at_that_point(before):
     model = Scale()
     with capture(model, "grad(early)" if before else "grad(late)") as seen:
         model(x.clone().requires_grad_()).sum().backward()
-    assert torch.equal(next(iter(seen._taps)).entries[0].value, torch.full_like(x, 5.0 if before else 1.0))
+    assert torch.equal(
+        (tap := next(iter(seen._taps))).action.entries(tap)[0].value, torch.full_like(x, 5.0 if before else 1.0)
+    )
 
 
 class Residual(nn.Module):
@@ -668,7 +670,7 @@ def test_keep_last_does_not_pile_up_what_never_comes():
     with capture(model, "**:in", grad=True, keep="last") as seen:
         for _ in range(300):
             model(ids)
-    assert max(len(tap.outlines) for tap in seen._taps if hasattr(tap, "outlines")) <= 101
+    assert max(len(tap.action._outlines) for tap in seen._taps if hasattr(tap.action, "_outlines")) <= 101
 
 
 def test_passes_that_need_only_some_of_the_users():

@@ -19,11 +19,12 @@ from torch.overrides import TorchFunctionMode
 from tenterhook import capture, edit, sites
 from tenterhook.addresses.sites import resolve
 from tenterhook.changes import zero
+from tenterhook.hooks.session import Session
 from tenterhook.inside.engine import _NO_VALUES
 from tenterhook.inside.operation import operation
 from tenterhook.values.tree import leaves
-from tenterhook.verbs.session import Session
-from tenterhook.verbs.sites import _Note
+from tenterhook.verbs.sites import _Describe
+from tenterhook.verbs.taps import tap_for
 from tests.test_real_models import IDS, IMAGE, RESNET, SIZES, T5
 
 SMALL = dict(SIZES, num_hidden_layers=2)
@@ -71,24 +72,21 @@ def test_every_operation_has_a_name_and_the_same_one_every_time(case):
     model, inputs = case
     seen = {}
 
-    class Keep(_Note):
-        def twin(self, site):
-            return Keep(site, self.scope)
-
-        def reach(self, part, call):
-            super().reach(part, call)
-            seen.update((id(tensor), tensor) for _, tensor in leaves(part))
+    class Keep(_Describe):
+        def on_value(self, tap, value, call):
+            super().on_value(tap, value, call)
+            seen.update((id(tensor), tensor) for _, tensor in leaves(value))
 
     everything = Everything()
     session = Session(model)
-    session.taps = [Keep(site, session.scope) for site in resolve(model, "**/**")]
+    session.taps = [tap_for(site, session.scope, Keep) for site in resolve(model, "**/**")]
     with torch.no_grad(), everything, session:
         model(**inputs)
     assert len(everything.made) > 20
     assert [tensor.shape for tensor in everything.made if id(tensor) not in seen] == []
     listed = [[str(site) for site in sites(model, inputs)] for _ in range(2)]
     assert listed[0] == listed[1]
-    assert {str(tap.site) for tap in session.asked_and_got() if tap.fired} <= set(listed[0])
+    assert {str(tap.site) for tap in session.shown_taps() if tap.fired} <= set(listed[0])
 
 
 def test_asking_for_one_name_gives_what_asking_for_all_does(case):

@@ -162,7 +162,7 @@ def test_calls():
     assert len(seen.calls("0@-2:")) == 2
     assert torch.equal(one["0"], seen["0@1"])
     assert torch.equal(last["0"], out)
-    assert len(last._taps[0].entries) == 1
+    assert len(last._taps[0].action.entries(last._taps[0])) == 1
     assert len(seen.calls("1")) == 1
 
 

@@ -62,7 +62,9 @@ def test_every_kind_of_change_comes_back_as_it_was(model, tmp_path):
     loaded = load_edits(file)
     assert list(loaded) == list(EVERY)
     again = edit(model, loaded)
-    assert [repr(tap.change) for tap in again._session.taps] == [repr(tap.change) for tap in edits._session.taps]
+    assert [repr(tap.action.change) for tap in again._session.taps] == [
+        repr(tap.action.change) for tap in edits._session.taps
+    ]
     outputs = []
     for changes in (EVERY, loaded):
         model.zero_grad()

@@ -133,31 +133,6 @@ def codes_of(function: Any) -> list[CodeType]:
     return codes[-1:]
 
 
-class NodeHooks:
-    """The hooks on one node, for a tap."""
-
-    def __init__(self, tap: Any) -> None:
-        self.tap = tap
-
-    def outputs(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Before the node runs: the gradients of its outputs."""
-        asked = self.tap.site.address.leaf
-        if not asked and len(grads) > 1:
-            self.tap.expect(grads, 0)
-        new = list(grads)
-        for k, grad in enumerate(grads):
-            if asked in ((), (k,)):
-                changed = self.tap.arrive(0, () if asked or len(grads) == 1 else (k,), grad)
-                new[k] = grad if changed is None else changed
-        if asked and asked[0] not in range(len(grads)):
-            self.tap.missed = f"the node has {len(grads)} of these, counted from [0]"
-        return tuple(new) if any(a is not b for a, b in zip(new, grads, strict=True)) else None
-
-    def inputs(self, grads: tuple[Tensor | None, ...], outputs: object) -> tuple[Tensor | None, ...] | None:
-        """After the node has run: the gradients of its inputs."""
-        return self.outputs(grads)
-
-
 def _walk(root: Node) -> Iterator[tuple[str, Node]]:
     """Breadth first, so that the shortest name of a node is the one that counts."""
     visited = {root}

@@ -1,13 +1,16 @@
 """Function modes, which see every call of a torch function in one thread: on and off, in any order."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from tenterhook.hooks.scope import Scope, here
 from tenterhook.platform.checkpoints import checkpoints, graph_task, may_be_checkpointed
+
+if TYPE_CHECKING:
+    from tenterhook.hooks.session import Session
 
 
 class Mode(TorchFunctionMode):
@@ -34,6 +37,20 @@ class Mode(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             torch._C._push_on_torch_function_stack(mode)
+
+    def place_hooks(self, session: "Session") -> None:
+        """Place the hooks that it needs, once all taps are placed."""
+
+    def for_this_thread(self) -> "Mode | None":
+        """A copy for the thread in which a checkpoint runs again, if it is needed there."""
+        return None
+
+    def finish(self, failed: bool) -> None:
+        """The block is over, by an exception or not."""
+
+    def notes(self) -> Iterable[str]:
+        """What a report says of it."""
+        return ()
 
 
 class Witness(Mode):

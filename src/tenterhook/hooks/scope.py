@@ -75,6 +75,12 @@ class Scope:
             self.handles = [h for h in self.handles if h.hooks_dict_ref() is not None]
             self._prune_at = max(1024, 2 * len(self.handles))
 
+    def remove_hooks(self) -> None:
+        """Remove what `add` was given."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
     def thaw(self, tensor: Tensor) -> Tensor:
         """With frozen=True: a tensor that autograd ignored, as one that it follows from here on."""
         if not self.frozen or tensor.requires_grad or not can_have_gradient(tensor):

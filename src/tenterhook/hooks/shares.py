@@ -13,16 +13,24 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 from tenterhook.addresses.sites import own_attributes
-from tenterhook.values.tree import children
+from tenterhook.hooks.tap import Tap
+from tenterhook.platform.autograd import at_end_of_backward, graph_task, next_sequence_number, sequence_number
+from tenterhook.values.tree import Path, children
 
 _NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
-Arrive = Callable[[Tensor | None], object]
-_Edge = tuple[Node, int, Node, int]  # the user, which of its inputs, the node it uses, which output of that
+_CREATE_GRAPH = "what flows into an input in a second backward (create_graph) is not kept"
+
+
+class _Edge(NamedTuple):
+    """In the graph: a node that uses the output of another."""
+
+    user: Node
+    input: int
+    node: Node
+    output: int
 
 
 class _Origin(NamedTuple):
@@ -32,41 +40,45 @@ class _Origin(NamedTuple):
     output: int
     cut: Callable[[Tensor], Tensor] | None = None
 
+    def is_used_by(self, edge: _Edge) -> bool:
+        is_edge = edge.node is self.node and edge.output == self.output
+        return is_edge and (self.cut is None or "CopySlices" in edge.user.name())
 
-class Input(NamedTuple):
-    """A tensor whose own share is wanted.
 
-    `hook` asks for its whole gradient instead. `cannot` is called in place of `arrive` in a second backward through
-    a graph that the first one built (create_graph): nodes of that graph use the tensor too, and are not known here.
-    """
+class WantedInput(NamedTuple):
+    """An input tensor whose own share is wanted, and its path among the inputs."""
 
     tensor: Tensor
-    arrive: Arrive
-    hook: Callable[[], None]
-    cannot: Callable[[], None]
+    path: Path
 
 
-class OwnShares:
+_Users = list[tuple[_Edge, _Origin]]
+
+
+class InputShares:
     """From before a module's forward until after it: which of the nodes made in between use its inputs."""
 
-    def __init__(self, inputs: Sequence[Input], given: Any) -> None:
+    def __init__(self, inputs: Sequence[WantedInput], given: Any) -> None:
         self._inputs = [(one, list(_origins(one.tensor))) for one in inputs]
         self._before = {t.grad_fn for t in tensors_within(given) if t.grad_fn is not None}
         # After reading every grad_fn, which may make a node. The count is one per thread, hence _before.
-        self._since = torch._C._autograd._get_sequence_nr()
+        self._since = next_sequence_number()
 
-    def hook(self, module: nn.Module, given: Any, output: Any) -> Iterator[RemovableHandle]:
-        """After the forward: hook the users, found from every value that the call can have made."""
+    def users(self, module: nn.Module, given: Any, output: Any) -> Iterator[tuple[WantedInput, _Users | None]]:
+        """After the forward: the users of each input, found from every value that the call can have made.
+
+        None where the module hands its input on: one value, in and out, and one gradient, of all its users.
+        """
         out = list(tensors_within(output))
         made = [*out, *tensors_within(given), *_held_by(module)]  # it may have written into what it was given
         edges = list(self._edges({t.grad_fn for t in made if t.grad_fn is not None}))
         out_edges = {(t.grad_fn, t.output_nr) for t in out if t.grad_fn is not None}
-        for one, origins in self._inputs:
+        for wanted, origins in self._inputs:
             own = origins[0]
-            if (own.node, own.output) in out_edges or any(one.tensor is t for t in out if t.is_leaf):
-                one.hook()  # it hands its input on: one value, in and out, and one gradient, of all its users
+            if (own.node, own.output) in out_edges or any(wanted.tensor is t for t in out if t.is_leaf):
+                yield wanted, None
             else:
-                yield from _hook_users(origins, edges, one)
+                yield wanted, [(edge, origin) for origin in origins for edge in edges if origin.is_used_by(edge)]
 
     def _edges(self, starts: set[Node]) -> Iterator[_Edge]:
         """Every edge from a node that this call made, as far as the starts lead."""
@@ -74,61 +86,61 @@ class OwnShares:
         nodes = list(visited)
         while nodes:
             user = nodes.pop()
-            if user._sequence_nr() < self._since:
+            if sequence_number(user) < self._since:
                 continue
             for i, (node, output) in enumerate(user.next_functions):
                 if node is not None:
-                    yield user, i, node, output
+                    yield _Edge(user, i, node, output)
                     if node not in visited and node not in self._before:
                         visited.add(node)
                         nodes.append(node)
 
 
+def hook_users(users: _Users, tap: Tap, call: int, path: Path) -> None:
+    """Have a tap get the sum of what these nodes contribute, in each backward pass."""
+    share = _Sum(tap, call, path, len(users))
+    for edge, origin in users:
+        tap.scope.add(edge.user.register_hook(functools.partial(share.add, edge.input, origin.cut)))
+
+
 class _Sum:
     """What the users of one input contribute, kept apart by backward pass."""
 
-    def __init__(self, one: Input) -> None:
-        self.arrive = one.arrive
-        self.cannot = one.cannot
-        self.users = 0
-        self.totals: dict[int, tuple[Tensor, int]] = {}  # by graph task: the sum so far, of how many users
-        self.graph_builders: set[int] = set()  # the graph tasks that ran with create_graph
+    def __init__(self, tap: Tap, call: int, path: Path, users: int) -> None:
+        self._tap = tap
+        self._call = call
+        self._path = path
+        self._users = users
+        self._totals: dict[int, tuple[Tensor, int]] = {}  # by graph task: the sum so far, of how many users
+        self._graph_builders: set[int] = set()  # the graph tasks that ran with create_graph
 
     def add(self, i: int, cut: Any, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
+        """The hook on one user."""
         grad = grad_inputs[i]
         if grad is None:
             return
-        task = torch._C._current_graph_task_id()
-        if task not in self.totals:
-            Variable._execution_engine.queue_callback(functools.partial(self.deliver, task))
-        before, count = self.totals.get(task, (None, 0))
+        task = graph_task()
+        if task not in self._totals:
+            at_end_of_backward(functools.partial(self._deliver, task))
+        before, count = self._totals.get(task, (None, 0))
         grad = grad if cut is None else cut(grad)
         # A copy: whoever comes next in this pass may write into the gradient.
         total = grad.clone() if before is None else grad + before if before.is_sparse else before + grad
-        self.totals[task] = (total, count + 1)
+        self._totals[task] = (total, count + 1)
         if torch.is_grad_enabled():
-            self.graph_builders.add(task)
-        if count + 1 == self.users:
-            self.deliver(task)
+            self._graph_builders.add(task)
+        if count + 1 == self._users:
+            self._deliver(task)
 
-    def deliver(self, task: int) -> None:
+    def _deliver(self, task: int) -> None:
         """When every user has contributed, or, where some are not needed, at the end of the pass."""
-        total, _ = self.totals.pop(task, (None, 0))
+        total, _ = self._totals.pop(task, (None, 0))
         if total is None:
             return
-        if self.graph_builders - {task}:
-            self.cannot()
+        if self._graph_builders - {task}:  # nodes of the graph that the first pass built use the input, too
+            self._tap.note = self._tap.missed = _CREATE_GRAPH
         else:
-            self.arrive(total)
-
-
-def _hook_users(origins: list[_Origin], edges: list[_Edge], one: Input) -> Iterator[RemovableHandle]:
-    share = _Sum(one)
-    for origin in origins:
-        for user, i, node, output in edges:
-            if node is origin.node and output == origin.output and (origin.cut is None or "CopySlices" in user.name()):
-                share.users += 1
-                yield user.register_hook(functools.partial(share.add, i, origin.cut))
+            self._tap.arrive(self._call, self._path, total)
 
 
 def _origins(tensor: Tensor) -> Iterator[_Origin]:

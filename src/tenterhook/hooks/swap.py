@@ -5,11 +5,12 @@ back when the last one ends. That is why the swaps that are in force know of eac
 """
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a change may be a function that edits other parameters
 _in_force: "list[Swap]" = []
 
 
@@ -22,11 +23,11 @@ class Swap:
         self.tensor = tensor
         self.memory = _memory(tensor)
 
-    def put(self, value: Tensor | None) -> None:
-        """Write the other value into the tensor. Autograd notices: it is no longer what a graph may have saved."""
-        if value is not None and value.requires_grad:
-            what = "it is changed once, on entering, so no gradient could reach the tensors that this change uses"
-            raise RuntimeError(f"{what}; edit the output of the module instead")
+    def put(self, change: Callable[[Tensor], Tensor | None]) -> None:
+        """Write what a change makes of the value into the tensor; None leaves it.
+
+        Autograd notices: it is no longer what a graph may have saved.
+        """
         if self.tensor.is_meta:
             raise RuntimeError("it is on the meta device and has no values; move the model first")
         with _lock:
@@ -34,6 +35,10 @@ class Swap:
                 what = "it shares its memory with another parameter or buffer that is being edited"
                 raise RuntimeError(f"{what}; edit one of them, or make them one tensor")
             self.backup = self.tensor.detach().clone()
+            value = change(self.backup)
+            if value is not None and value.requires_grad:
+                what = "it is changed once, on entering, so no gradient could reach the tensors that this change uses"
+                raise RuntimeError(f"{what}; edit the output of the module instead")
             self.value = self.backup if value is None else value
             self._write(self.value)
             _in_force.append(self)

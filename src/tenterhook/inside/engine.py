@@ -8,8 +8,8 @@ when the next one runs (`_variables`).
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from tenterhook.addresses.sites import Site
 from tenterhook.errors import close_matches
 from tenterhook.hooks.scope import Moment
 from tenterhook.hooks.scope import here as open_sessions
-from tenterhook.hooks.tap import Tap
+from tenterhook.hooks.session import Session
 from tenterhook.inside.frames import (
     NOWHERE,
     RUN_LATER,
@@ -44,6 +44,9 @@ from tenterhook.platform.checkpoints import graph_task
 from tenterhook.platform.frames import CALLS, let_go
 from tenterhook.platform.hook_tables import Hook
 
+if TYPE_CHECKING:
+    from tenterhook.inside.taps import WantedTap
+
 _frame = sys._getframe
 _PROBABILITIES = "probabilities"
 _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
@@ -52,8 +55,8 @@ _NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backw
 class Inside(Variables):
     """The function mode of one session. It is on in one thread only, as torch's modes are."""
 
-    def __init__(self, add: Callable[[Tap, Tap], None], modules: Iterable[nn.Module]) -> None:
-        super().__init__(add, modules)
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
         self._moment = Moment()
         self._probabilities = False
         self._quiet: set[int] = set()  # the places in the last frame at which there is nothing to do
@@ -67,7 +70,7 @@ class Inside(Variables):
         self.was_elsewhere = False  # whether one was called in another thread
         self._may_change = False  # whether other hooks come after ours
 
-    def want(self, tap: Tap) -> None:
+    def want(self, tap: "WantedTap") -> None:
         """Look out for the values that a tap's address means."""
         owner = tap.site.owner()
         pattern = Pattern(tap)
@@ -95,7 +98,21 @@ class Inside(Variables):
             self._active[id(owner)] = 1  # whether it runs is not known
             self._set_alert()
 
-    def to_hook(self) -> tuple[set[int], set[int]]:
+    def place_hooks(self, session: Session) -> None:
+        """Be told of the calls of modules whose results a variable may take."""
+        calls, results = self._to_hook()
+        for module in (ref() for ref in session.modules):
+            if id(module) not in calls or isinstance(module, torch.jit.ScriptModule):
+                continue
+            session.places.put(module._forward_pre_hooks, Calling(self), first=True)
+            if id(module) in results:
+                session.places.put_plainly(module._forward_hooks, Bound(self))
+
+    def notes(self) -> Iterable[str]:
+        if self.was_elsewhere:
+            yield "what ran in other threads was not looked into: a function mode sees the one that entered the block"
+
+    def _to_hook(self) -> tuple[set[int], set[int]]:
         """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
         calls = set(self._wanted)
         results: set[int] = set()

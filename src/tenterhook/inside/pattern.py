@@ -3,18 +3,20 @@
 import inspect
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tenterhook.addresses.grammar import matches, may_cover, split_number
 from tenterhook.errors import EditError
-from tenterhook.hooks.tap import Tap
 from tenterhook.inside.frames import has_variable
 from tenterhook.inside.names import Spot, spots
 from tenterhook.inside.operation import is_functional, is_operation
 from tenterhook.platform.bytecode import COMPREHENSIONS
+
+if TYPE_CHECKING:
+    from tenterhook.inside.taps import InnerTap, WantedTap
 
 _ANYTHING = object()
 _NO_FORWARD = nn.modules.module._forward_unimplemented.__code__
@@ -23,7 +25,7 @@ _NO_FORWARD = nn.modules.module._forward_unimplemented.__code__
 class Pattern:
     """An address as it was asked for, with the tap that is made again for each value which it means."""
 
-    def __init__(self, tap: Tap) -> None:
+    def __init__(self, tap: "WantedTap") -> None:
         self.tap = tap
         self.name, self.number = split_number(tap.site.address.inner)
         *self.helpers, self.last = self.name.split("/")[1:]
@@ -117,7 +119,7 @@ def _called(call: Spot, forward: types.FunctionType, owner: nn.Module) -> Any:
 
 
 def hand_to(
-    taps: list[Tap],
+    taps: "list[InnerTap]",
     call: int,
     value: Any,
     spot: Spot,
@@ -152,7 +154,7 @@ def hand_to(
     return changed
 
 
-def _refuse(tap: Tap, spot: Spot, beside: bool) -> None:
+def _refuse(tap: "InnerTap", spot: Spot, beside: bool) -> None:
     if beside:
         tap.missed = "it is computed beside the fused kernel, which does not use it: it can be looked at, and no more"
     else:

@@ -11,16 +11,16 @@ for that value; so the names need not be known beforehand.
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tenterhook.addresses.sites import Site
 from tenterhook.hooks.modes import Mode
 from tenterhook.hooks.scope import here as open_sessions
-from tenterhook.hooks.tap import Tap
+from tenterhook.hooks.session import Session
 from tenterhook.inside.frames import (
     NOWHERE,
     Frames,
@@ -42,6 +42,9 @@ from tenterhook.inside.pattern import Pattern, codes_of, hand_to, is_called
 from tenterhook.platform.bytecode import COMPREHENSIONS
 from tenterhook.platform.checkpoints import graph_task
 
+if TYPE_CHECKING:
+    from tenterhook.inside.taps import InnerTap
+
 NO_FRAME = object()
 
 # By thread, while somebody's function is called there: the first of the sessions since, the backward pass around it.
@@ -51,10 +54,10 @@ busy: dict[int, tuple[int, int]] = {}
 class Variables(Mode):
     """What a session wants inside forwards, what it knows of their functions, and the variables that it looks after."""
 
-    def __init__(self, add: Callable[[Tap, Tap], None], modules: Iterable[nn.Module]) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self._add = weakref.WeakMethod(add)  # tells the session of a new tap, and for which one it stands
-        self._frames = Frames(modules)
+        self._session = weakref.ref(session)
+        self._frames = Frames(module for ref in session.modules if (module := ref()) is not None)
         self._wanted: dict[int, list[Pattern]] = {}  # by the id of the module
         self._any_name = self._changes = False
         self._opened: set[str] = set()  # the functions of torch.nn.functional to look into
@@ -73,7 +76,7 @@ class Variables(Mode):
         self._taken: dict[tuple[int, object], tuple[Callable[[], Any], Callable[[], Where | None]]] = {}
         # By thread: the functions that are looked after.
         self._running: dict[int, list[tuple[Any, Here, int, Where]]] = {}
-        self._taps: dict[tuple[int, str, int], list[Tap]] = {}
+        self._taps: dict[tuple[int, str, int], list[Any]] = {}
 
     def _known(self, code: types.CodeType) -> Here:
         here = self._here.get(id(code))
@@ -172,7 +175,7 @@ class Variables(Mode):
             else:
                 busy[thread] = before
 
-    def _make(self, where: Where, base: str, number: int, spot: Spot) -> list[Tap]:
+    def _make(self, where: Where, base: str, number: int, spot: Spot) -> "list[InnerTap]":
         """The taps of one address, when it is first met."""
         taps = []
         for pattern in self._wanted.get(id(where.owner), ()):
@@ -181,9 +184,9 @@ class Variables(Mode):
                 inner = f"{base}#{number}" if number else base
                 site = Site(asked.address._replace(inner=inner), where.owner, "inner", asked.wide)
                 site.spot = spot
-                taps.append(pattern.tap.twin(site))
-                if (add := self._add()) is not None:
-                    add(taps[-1], pattern.tap)
+                taps.append(pattern.tap.new_value(site))
+                if (session := self._session()) is not None:
+                    session.add(taps[-1])
         if number == 1:  # so the first has a number too
             for tap in self._taps.get((id(where.owner), base, 0), ()):
                 tap.site.address = tap.site.address._replace(inner=f"{base}#0")

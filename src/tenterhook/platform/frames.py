@@ -6,14 +6,15 @@ the file of nn.Module.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
 from tenterhook.platform.bytecode import LOOKERS
 
+T = TypeVar("T")
 CALLS = nn.modules.module.__file__  # where a module's call leads to its forward
 LOCALS_ARE_COPIED = sys.version_info < (3, 13)  # whether f_locals is one
 
@@ -70,3 +71,31 @@ def empty_snapshot(frame: Any, values: Any) -> None:
 def _holders(thing: object) -> int:
     """How many hold what only this call is given: one more where torch.compile has changed how functions run."""
     return sys.getrefcount(thing)
+
+
+class PerCall(Generic[T]):
+    """Something to remember between the hooks before and after one call of a module.
+
+    torch calls both from one frame, whatever else happens in between. Its id is the key.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, T] = {}
+
+    def put(self, value: T) -> None:
+        """To be called from a hook's own `__call__`."""
+        self._of[id(sys._getframe(2))] = value
+
+    def take(self, depth: int = 2) -> T | None:
+        """Likewise; `depth` says how many functions are between this one and torch's."""
+        return self._of.pop(id(sys._getframe(depth)), None)
+
+    def update(self, change: Callable[[T], T]) -> None:
+        """From a function that another hook of the same call calls: change what is remembered, if anything is."""
+        call = id(sys._getframe(3))
+        if call in self._of:
+            self._of[call] = change(self._of[call])
+
+    def clear(self) -> None:
+        """Forget calls that ended in an exception."""
+        self._of.clear()

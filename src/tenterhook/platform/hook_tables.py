@@ -33,6 +33,8 @@ class HookId(int):
 class Hook:
     """The base of our hooks on modules."""
 
+    changes: bool = True  # whether the model may go on with something else because of it
+
     def __reduce__(self) -> Any:
         """For picklers that do not ask copyreg: a call without effect that needs nothing but Python."""
         return functools.partial, (sys.audit, "tenterhook.leftover")

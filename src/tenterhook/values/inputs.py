@@ -1,5 +1,6 @@
 """What a module is called with."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,12 @@ class Inputs(Mapping[int | str, Any]):
 
     def __copy__(self) -> "Inputs":
         return Inputs(self.args, dict(self.kwargs), self.names)
+
+    def with_argument(self, key: int | str, value: Any) -> "Inputs":
+        """The same call with another value for one argument."""
+        twin = copy.copy(self)
+        twin[key] = value
+        return twin
 
     def plain(self) -> Any:
         """The only argument itself; else a tuple; else, where some have names, a dict."""

@@ -14,17 +14,30 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from tenterhook.addresses.grammar import Address
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import Selector, Site, resolve_all
+from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, resolve_all
 from tenterhook.addresses.why import is_container
 from tenterhook.hooks.scope import Scope
+from tenterhook.hooks.session import Session
+from tenterhook.hooks.tap import Tap
+from tenterhook.inside.taps import InnerTap
 from tenterhook.values.inputs import call_with
 from tenterhook.verbs.captured import Captured
-from tenterhook.verbs.keep import Gradients, How, Log, PlainGradients, PlainValues, Stop, Values, Wait
-from tenterhook.verbs.session import Session
-
-_WHOLE_VALUE = Address(".")[4:]  # no leaf, no call, no gradient
+from tenterhook.verbs.keep import (
+    How,
+    Keep,
+    KeepGradients,
+    KeepLastValue,
+    KeepValues,
+    Log,
+    PlainGradient,
+    PlainInner,
+    PlainInnerGradient,
+    PlainOutput,
+    Stop,
+    Wait,
+)
+from tenterhook.verbs.taps import tap_for
 
 
 class capture:
@@ -71,12 +84,15 @@ class capture:
         simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         session = Session(model, frozen=frozen)
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
+        plain = simple and not stop
         session.taps = [
-            PlainValues(i, site, how) if simple and site.address[4:] == _WHOLE_VALUE else _tap(i, site, how)
+            PlainOutput(i, site, how)
+            if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT
+            else _tap(i, site, how)
             for i, site in enumerate(sites)
         ]
         if stop:
-            _wait_for(session.taps, sites, session.scope)
+            _wait_for(session.taps, session.scope)
         self._model = model  # what was captured does not hold on to it, but the session must
         self._session = session
         self._seen = Captured(session, how.log)
@@ -106,28 +122,46 @@ class capture:
         return seen[selectors[0]] if one else seen
 
 
-def _tap(number: int, site: Site, how: How) -> Values | Gradients:
-    if not site.address.grad:
-        return Values(number, site, how)
-    whole_output = site.address[3:6] == ("out", (), None) and site.kind in ("module", "inner")
-    return (PlainGradients if whole_output else Gradients)(number, site, how)
+def _tap(number: int, site: Site, how: How) -> Tap:
+    """The tap of a site, for which there may be a faster one."""
+    is_whole = site.address[3:6] == WHOLE_OUTPUT[:3]
+    tap: Tap
+    if is_whole and site.address.grad and site.kind == "module":
+        tap = PlainGradient(site, how.scope, KeepGradients(how))
+    else:
+        tap = tap_for(site, how.scope, lambda: _action(site, how), lambda found: _inner_tap(found, how, is_whole))
+    tap.number = number
+    return tap
 
 
-def _wait_for(taps: list[Any], sites: list[Site], scope: Scope) -> None:
+def _inner_tap(site: Site, how: How, is_whole: bool) -> InnerTap:
+    if is_whole and site.address.grad:
+        return PlainInnerGradient(site, how.scope, KeepGradients(how))
+    if is_whole and how.simple:
+        return PlainInner(0, site, how)
+    return InnerTap(site, how.scope, _action(site, how))
+
+
+def _action(site: Site, how: How) -> Keep:
+    if site.address.grad:
+        return KeepGradients(how)
+    return KeepLastValue(how) if how.last or site.address.call == -1 else KeepValues(how)
+
+
+def _wait_for(taps: list[Any], scope: Scope) -> None:
     """Have the forward end when all that can come has come; inside a forward that is not known before its end."""
-    if any(site.kind == "inner" and not site.address.grad for site in sites):
+    if any(tap.site.kind == "inner" and not tap.site.address.grad for tap in taps):
         return
     wait = Wait(scope)
-    for i, site in enumerate(sites):
-        call = site.address.call
+    for tap in taps:
+        site, call = tap.site, tap.site.address.call
         if site.address.grad:
             what = "no gradient can come where the forward ends early (stop=True, capture.once)"
             raise ValueError(f"{what}; {site} was asked for")
         if call is not None and (not isinstance(call, int) or call < 0):
             raise ValueError(f"stop=True needs to know when to stop; {site} does not say which call is the last")
         if _will_come(site):
-            taps[i] = Values(i, site, taps[i].how)
-            wait.add(taps[i])
+            wait.add(tap.action)
 
 
 def _will_come(site: Site) -> bool:

@@ -12,12 +12,14 @@ from tenterhook.addresses.sites import Selector, Site, resolve
 from tenterhook.changes import Change, Function, replace
 from tenterhook.changes import at as at_index
 from tenterhook.errors import AddressError, AmbiguousError, EditError, NotSeenError, OverwrittenError
+from tenterhook.hooks.report import Report
+from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import part_of
+from tenterhook.inside.taps import WantedTap
 from tenterhook.platform.checkpoints import graph_task
 from tenterhook.values.inputs import Inputs, argument_names
 from tenterhook.values.tree import Omitted, Path, describe, itself, leaves, paths_of, rebuild
 from tenterhook.verbs.keep import Entry, Log
-from tenterhook.verbs.session import Report, Session
 
 
 class Captured:
@@ -31,7 +33,7 @@ class Captured:
 
     @property
     def _taps(self) -> list[Any]:
-        return list({tap.site.address: tap for tap in reversed(self._session.asked_and_got())}.values())[::-1]
+        return list({tap.site.address: tap for tap in reversed(self._session.shown_taps())}.values())[::-1]
 
     def _at_place(self, address: Address) -> list[Any]:
         """The taps of the place that an address means; where it is inside a forward, there may be several."""
@@ -107,11 +109,12 @@ class Captured:
             return False
 
     def __repr__(self) -> str:
-        kept = sum(len(tap.entries) for tap in self._taps)
+        kept = sum(len(tap.action.entries(tap)) for tap in self._taps)
         return f"<captured {kept} values at {len(self)} of {len(self._taps)} addresses>"
 
     def _summary(self, tap: Any) -> str:
-        return describe(_shown(tap.entries[-1].value)) if tap.entries else ""
+        entries = tap.action.entries(tap)
+        return describe(_shown(entries[-1].value)) if entries else ""
 
     def _find(self, selector: Selector) -> list[tuple[Address, Any]]:
         """The values that a selector means, each with the address of that one value."""
@@ -176,7 +179,7 @@ class Captured:
                 silent.append(f"{address}: only {tap.site} was captured; ask for the whole value or that leaf")
                 continue
             asked = tap.site.address.call
-            entries = [entry for entry in tap.entries if covers(asked, entry.call, tap.calls)]
+            entries = [entry for entry in tap.action.entries(tap) if covers(asked, entry.call, tap.calls)]
             wanted = [entry for entry in entries if covers(address.call, entry.call, tap.calls)]
             if not wanted:
                 silent.append(self._why_none(address, tap))
@@ -207,7 +210,7 @@ class Captured:
         if address.grad and isinstance(address.call, int) and -tap.calls <= address.call < tap.calls:
             return f"{address} never came: no backward inside this session reached that call"
         if tap.site.kind == "inner":
-            came = ", ".join(f"@{call}" for call in sorted({entry.call for entry in tap.entries}))
+            came = ", ".join(f"@{call}" for call in sorted({entry.call for entry in tap.action.entries(tap)}))
             return f"{address}: no such value came in that call; one came in {came}"
         return f"{address}: it was called {tap.calls} times; calls count from @0 to @{tap.calls - 1}"
 
@@ -258,7 +261,7 @@ def _by_leaf(changes: dict[Path, Any], tensors: dict[Path, int], depth: int) -> 
 
 def _inner(taps: list[Any], asked: str) -> list[Any]:
     """Of some taps in one module, those that an address inside its forward means."""
-    if unanswered := [tap for tap in taps if tap.twins is not None and tap.site.address.inner == asked]:
+    if unanswered := [tap for tap in taps if isinstance(tap, WantedTap) and tap.site.address.inner == asked]:
         return unanswered
     name, number = split_number(asked)
     of_name = [

@@ -18,11 +18,16 @@ from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
 from tenterhook.changes import Change, Function, as_change
 from tenterhook.errors import AddressError, EditError, TenterhookWarning
+from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import Scope
-from tenterhook.verbs.replace import Edit, PlainEdit, PlainFunction
-from tenterhook.verbs.session import Report, Session, times
+from tenterhook.hooks.session import Session, times
+from tenterhook.verbs.replace import PlainEdit, PlainFunctionEdit, PlainReplace, Replace, ReplaceByFunction
+from tenterhook.verbs.taps import tap_for
 
-_PLAIN_KINDS: dict[Any, Any] = {Change: PlainEdit, Function: PlainFunction}
+_PLAIN: dict[Any, tuple[Any, Any]] = {
+    Change: (PlainEdit, PlainReplace),
+    Function: (PlainFunctionEdit, ReplaceByFunction),
+}
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
 
@@ -53,19 +58,17 @@ class edit:
             got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
             raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, frozen=frozen, changes=True)
-        self._session.reduced = reduced
-        self._groups: list[tuple[Selector, list[Edit]]] = []
-        every: list[Edit] = []
+        self._session = Session(model, frozen=frozen, changes=True, reduced=reduced)
+        self._groups: list[tuple[Selector, list[Any]]] = []
+        every: list[Any] = []
         any_gradient = False
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            kind: Any = made.is_plain and _PLAIN_KINDS[type(made)]
-            if kind and (site := plainly(model, selector, True)) is not None:
-                taps = [kind(site, made, scope)]
+            if made.is_plain and (site := plainly(model, selector, True)) is not None:
+                taps = [_plain_tap(site, made, scope)]
             else:
-                taps = [_tap(site, made, kind, scope) for site in resolve(model, selector)]
+                taps = [_tap(site, made, scope) for site in resolve(model, selector)]
                 any_gradient = any_gradient or taps[0].site.address.grad
             self._groups.append((selector, taps))
             every += taps
@@ -88,21 +91,18 @@ class edit:
 
     def _complain(self) -> None:
         for tap in self._session.swapped:
-            if tap.overwritten:
+            if tap.was_overwritten:
                 who = "by an optimizer, or the model itself"
                 what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
         for tap in self._session.taps:
-            if tap.failures:
+            if tap.action.failures:
                 warnings.warn(_failed(tap), TenterhookWarning, stacklevel=3)
         for selector, taps in self._groups:
-            for tap in taps:
-                if tap.applied or tap.failures or (tap.twins is not None and any(one.fired for one in tap.twins)):
-                    break
-            else:
-                self._complain_of(selector, (taps[0].twins or taps)[0])  # type: ignore[arg-type]
+            if not any(one.fired or one.action.failures for tap in taps for one in tap.each()):
+                self._complain_of(selector, taps[0].each()[0])
 
-    def _complain_of(self, selector: Selector, tap: Edit) -> None:
+    def _complain_of(self, selector: Selector, tap: Any) -> None:
         why = self._why_silent(tap)
         if tap.site.address.grad and "torch.no_grad()" in why:
             raise EditError(f"{selector} was never edited: {why}; run it with gradients")
@@ -112,27 +112,28 @@ class edit:
         """Per address: how often it was applied and how much it changed, or why it never was."""
         rows, notes = [], []
         for tap in self._each():
-            tap.difference.calls = tap.fired
-            rows.append((str(tap.site), times(tap), repr(tap.change), *tap.difference.figures()))
+            difference = tap.action.difference
+            difference.calls = tap.fired
+            rows.append((str(tap.site), times(tap), repr(tap.action.change), *difference.figures()))
             if not tap.fired:
                 notes.append(f"{tap.site} was never edited: {self._why_silent(tap)}")
-            elif tap.failures:
+            elif tap.action.failures:
                 notes.append(_failed(tap))
-            elif remark := tap.difference.remark():
+            elif remark := difference.remark():
                 notes.append(f"{tap.site}: {remark}")
         header = ("address", "applied", "change", "max |Δ|", "mean |Δ|")
         return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
 
-    def _why_silent(self, tap: Edit) -> str:
-        return "its change failed" if tap.failures else self._session.why_silent(tap)
+    def _why_silent(self, tap: Any) -> str:
+        return "its change failed" if tap.action.failures else self._session.why_silent(tap)
 
-    def _each(self) -> Iterator[Edit]:
+    def _each(self) -> Iterator[Any]:
         """The taps, those inside a forward under the names that they have got."""
         for tap in self._taps:
-            yield from tap.twins or [tap]  # type: ignore[misc]
+            yield from tap.each()
 
     def __repr__(self) -> str:
-        return f"<edit of {', '.join(f'{selector}: {taps[0].change}' for selector, taps in self._groups)}>"
+        return f"<edit of {', '.join(f'{selector}: {taps[0].action.change}' for selector, taps in self._groups)}>"
 
     def save(self, file: str | File) -> None:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""
@@ -144,28 +145,33 @@ class edit:
         for selector, taps in self._groups:
             written = [(selector, taps)] if isinstance(selector, str) else [(str(tap.site), [tap]) for tap in taps]
             for address, some in written:
-                yield address, taps[0].change, {id(_thing(tap.site)) for tap in some}
+                yield address, taps[0].action.change, {id(_thing(tap.site)) for tap in some}
 
 
 def _thing(site: Site) -> Any:
     return site.tensor if site.kind in ("parameter", "buffer") else site.module
 
 
-def _failed(tap: Edit) -> str:
-    if not tap.applied:
+def _failed(tap: Any) -> str:
+    applied, failures = tap.action.applied, tap.action.failures
+    if not applied:
         return f"{tap.site} was never edited: its change failed"
-    calls = tap.failures + tap.applied
-    return f"{tap.site}: its change failed in {tap.failures} of {calls} calls, and the exception was caught"
+    return f"{tap.site}: its change failed in {failures} of {failures + applied} calls, and the exception was caught"
 
 
-def _tap(site: Site, change: Change | Function, plain_kind: Any, scope: Scope) -> Edit:
-    if plain_kind and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
-        return plain_kind(site, change, scope)
+def _tap(site: Site, change: Change | Function, scope: Scope) -> Any:
+    if change.is_plain and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
+        return _plain_tap(site, change, scope)
     if not known_when_made(site.address):
         raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:
         raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
-    return Edit(site, change, scope)
+    return tap_for(site, scope, lambda: Replace(change))
+
+
+def _plain_tap(site: Site, change: Change | Function, scope: Scope) -> Any:
+    tap, action = _PLAIN[type(change)]
+    return tap(site, scope, action(change))
 
 
 def _as_change(selector: Selector, change: Any) -> Change | Function:

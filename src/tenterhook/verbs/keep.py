@@ -1,18 +1,24 @@
-"""How values and gradients are kept: the taps of capture."""
+"""How values and gradients are kept: the actions of capture."""
 
 import functools
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from tenterhook.addresses.grammar import covers
 from tenterhook.addresses.sites import Site
+from tenterhook.hooks.gradients import Unsaved, later_site_first
+from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import Scope, here, not_watching
-from tenterhook.hooks.tap import Tap, Unsaved, check_unchanged, later_site_first
+from tenterhook.hooks.session import Session
+from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
+from tenterhook.inside.taps import InnerTap
 from tenterhook.platform.checkpoints import beside_checkpoints, graph_task, modes
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
 
@@ -53,32 +59,34 @@ class _Slot:
         self.path = path
 
 
-_SKIPPED = object()
+class Log(list[tuple[int, Any, Any, Any]]):
+    """What came to all taps of a session, in order: the number of the tap, the call, a value and its version.
 
-
-class Log(list[tuple[int, Any, Any]]):
-    """What came to all taps of a session, in order: the number of the tap, a value and its version.
-
-    PlainValues keep everything here, since one list is the least that can be done while a model runs; the other
-    taps only note that they were reached.
+    Plain taps keep everything here, since one list is the least that can be done while a model runs; the others only
+    note that they were reached.
     """
 
     _read = 0
 
     @functools.cached_property
-    def _of(self) -> defaultdict[int, list[tuple[Any, Any]]]:
+    def _of(self) -> defaultdict[int, list[Entry]]:
         return defaultdict(list)
 
-    def of(self, number: int) -> list[tuple[Any, Any]]:
+    def of(self, number: int) -> list[Entry]:
         """What one tap put here, in order."""
-        for tap, value, version in self[self._read :]:
-            self._of[tap].append((value, version))
+        for tap, call, value, version in self[self._read :]:
+            versions = ((value, version),) if isinstance(version, int) else version or ()
+            self._of[tap].append(Entry(call, value, versions))
         self._read = len(self)
         return self._of[number]
 
+    def note(self, tap: Tap) -> None:
+        """A tap that keeps its values elsewhere was reached for the first time."""
+        self.append((tap.number, None, None, None))
+
     def order(self) -> list[int]:
         """The numbers of the taps that were reached, by when they first were."""
-        return list(dict.fromkeys(tap for tap, _, _ in self))
+        return list(dict.fromkeys(tap for tap, *_ in self))
 
 
 @dataclass(slots=True)
@@ -126,218 +134,194 @@ class How:
         return part.clone() if self.copy and _shares_memory(part, whole) else part
 
 
-class Values(Tap):
-    """A tap that keeps values."""
+class Keep(Action):
+    """What capture does at a site: keep something for each call."""
+
+    _dropped = 0  # of what was kept, with keep="last"
+
+    def __init__(self, how: How) -> None:
+        self.how = how
+
+    def entries(self, tap: Tap) -> list[Entry]:
+        """What was kept, in the order of the calls."""
+        raise NotImplementedError
+
+    def fired(self, tap: Tap) -> int:
+        asked = tap.site.address.call
+        return self._dropped + sum(covers(asked, entry.call, tap.calls) for entry in self.entries(tap))
+
+
+class KeepValues(Keep):
+    """Keep each value, in the log of the session."""
 
     wait: "Wait | None" = None
-    _dropped = 0
 
-    def __init__(self, number: int, site: Site, how: How) -> None:
-        super().__init__(site, how.scope)
-        self.number = number
-        self.how = how
-        self.entries: list[Entry] = []
+    def entries(self, tap: Tap) -> list[Entry]:
+        return self.how.log.of(tap.number)
 
-    def twin(self, site: Site) -> "Values":
-        return type(self)(0, site, self.how)
-
-    @property
-    def fired(self) -> int:
-        asked = self.site.address.call
-        return self._dropped + sum(covers(asked, entry.call, self.calls) for entry in self.entries)
-
-    def reach(self, part: Any, call: int) -> None:
+    def on_value(self, tap: Tap, value: Any, call: Call) -> None:
         versions: list[tuple[Tensor, int]] = []
         with beside_checkpoints():
-            kept = rebuild(part, lambda _, tensor: self._keep(tensor, versions))
+            kept = rebuild(value, lambda _, tensor: self._kept(tap, tensor, versions))
         if isinstance(kept, Omitted):
-            self.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
-            self._skip()
+            tap.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
             return
-        self._store(call, kept, tuple(versions))
+        self._store(tap, Entry(call.number, kept, tuple(versions)))
         if self.wait is not None:
             self.wait.came(self)
 
-    def _skip(self) -> None:
-        """A call of which nothing could be kept."""
-
-    def _store(self, call: int, kept: Any, versions: _Versions) -> None:
-        if not self.entries:
-            self.how.log.append((self.number, None, None))
-        if self.how.last or self.site.address.call == -1:
-            self._dropped += len(self.entries)
-            self.entries.clear()
-        self.entries.append(Entry(call, kept, versions))
-
-    def _keep(self, tensor: Tensor, versions: list[tuple[Tensor, int]]) -> Any:
+    def _kept(self, tap: Tap, tensor: Tensor, versions: list[tuple[Tensor, int]]) -> Any:
         try:
             kept = self.how.keep(tensor)
         except Exception as error:
-            error.add_note(f"while keeping the value at {self.site}")
+            error.add_note(f"while keeping the value at {tap.site}")
             raise
         if not self.how.copy:
             _note_version(kept, versions)
         return kept
 
+    def _store(self, tap: Tap, entry: Entry) -> None:
+        self.how.log.append((tap.number, *entry))
 
-class PlainValues(Values):
-    """The common case without a detour: a module's whole value, every call of it, just detached and copied or not."""
+
+class KeepLastValue(KeepValues):
+    """Keep the value of the last call alone."""
+
+    _last: Entry | None = None
+
+    def entries(self, tap: Tap) -> list[Entry]:
+        return [] if self._last is None else [self._last]
+
+    def _store(self, tap: Tap, entry: Entry) -> None:
+        if self._last is None:
+            self.how.log.note(tap)
+        else:
+            self._dropped += 1
+        self._last = entry
+
+
+class PlainOutput(OutputTap):
+    """The common case without a detour: a module's whole output, every call of it, just detached and copied or not."""
 
     def __init__(self, number: int, site: Site, how: How) -> None:
+        self.number = number
         self.site = site
         self.scope = how.scope
-        self.number = number
         self.how = how
 
-    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
+    @property
+    def action(self) -> KeepValues:  # type: ignore[override]
+        return KeepValues(self.how)
+
+    def place(self, session: Session) -> None:
+        module = self.site.owner()
+        if not isinstance(module, nn.Module) or isinstance(module, ScriptModule):
+            super().place(session)
+        else:
+            session.places.put_plainly(module._forward_hooks, self)
+
+    def __call__(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         scope = self.scope
-        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task:
-            return super().__call__(module, args, last)
-        how = self.how
+        if type(output) is not Tensor or scope not in here() or graph_task() != scope.task:
+            return super().__call__(module, args, output)
+        how, call = self.how, self.calls
         if how.copy:
             if modes():
-                return super().__call__(module, args, last)
-            how.log.append((self.number, last.detach().clone() if last.requires_grad else last.clone(), None))
-            return None
-        last = last.detach()
-        try:
-            how.log.append((self.number, last, last._version))
-        except RuntimeError:  # an inference tensor does not tell when it is overwritten
-            how.log.append((self.number, last.clone(), None))
+                return super().__call__(module, args, output)
+            kept, version = output.detach().clone() if output.requires_grad else output.clone(), None
+        else:
+            kept = output.detach()
+            version = version_of(kept)
+            if version < 0:  # an inference tensor does not tell when it is overwritten
+                kept, version = kept.clone(), None
+        self.calls = call + 1
+        how.log.append((self.number, call, kept, version))
         return None
 
-    def twin(self, site: Site) -> Values:
-        return InnerValues(0, site, self.how)
 
-    def _skip(self) -> None:
-        self.how.log.append((self.number, _SKIPPED, None))
+class PlainInner(PlainOutput, InnerTap):
+    """A value inside a forward, likewise. Where many are kept, the names of one tensor share a copy."""
 
-    def _store(self, call: int, kept: Any, versions: _Versions) -> None:
-        self.how.log.append((self.number, kept, versions))
-
-    @property
-    def entries(self) -> list[Entry]:  # type: ignore[override]
-        return [
-            Entry(call, value, ((value, version),) if isinstance(version, int) else version or ())
-            for call, (value, version) in enumerate(self.how.log.of(self.number))
-            if value is not _SKIPPED
-        ]
-
-    @property
-    def calls(self) -> int:
-        """Every call is kept, so they need not be counted apart."""
-        return len(self.how.log.of(self.number))
-
-    @calls.setter
-    def calls(self, number: int) -> None: ...
+    def __call__(self, module: nn.Module | None, args: Any, value: Any) -> Any:
+        scope, moment = self.scope, self.scope.moment
+        is_plain = moment is not None and self.how.copy and type(value) is Tensor and not modes()
+        if not is_plain or scope not in here() or graph_task() != scope.task:
+            return super().__call__(module, args, value)
+        call = self.calls
+        self.calls = call + 1
+        self.how.log.append((self.number, call, moment.copy(value), None))  # type: ignore[union-attr]
+        return None
 
 
-class InnerValues(PlainValues):
-    """The same inside a forward, which need not make each value at each call."""
+class KeepGradients(Keep):
+    """Keep gradients: one per call, leaf and backward pass."""
 
-    _at = 0  # the call that is going on
+    def __init__(self, how: How) -> None:
+        super().__init__(how)
+        self.is_simple = how.simple and how.copy
+        self._arrivals: list[tuple[int, Path, int, Any, _Versions]] = []
+        self._outlines: dict[int, Any] = {}
 
-    def __init__(self, number: int, site: Site, how: How) -> None:
-        super().__init__(number, site, how)
-        self._came_at: list[int] = []  # for each value, the call that made it
+    def fired(self, tap: Tap) -> int:
+        asked = tap.site.address.call
+        return self._dropped + sum(covers(asked, call, tap.calls) for call, _ in self._turns())
 
-    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
-        at, before, moment = self._at, len(self.how.log), self.scope.moment
-        if moment is None or not self.how.copy or type(last) is not Tensor or not self._is_plainly_ours():
-            super().__call__(module, args, last)
-        else:
-            self.how.log.append((self.number, moment.copy(last), None))
-        if len(self.how.log) > before:
-            self._came_at.append(at)
-        self._at = at + 1
-
-    def _is_plainly_ours(self) -> bool:
-        return self.scope in here() and graph_task() == self.scope.task and not modes()
-
-    @property
-    def entries(self) -> list[Entry]:  # type: ignore[override]
-        return [Entry(self._came_at[call], value, versions) for call, value, versions in super().entries]
-
-    @property
-    def calls(self) -> int:
-        """How many calls there were, as far as it knows."""
-        return self._at
-
-    @calls.setter
-    def calls(self, number: int) -> None:
-        self._at = number
-
-
-class Gradients(Tap):
-    """A tap that keeps gradients: one per call, leaf and backward pass."""
-
-    _dropped = 0
-
-    def __init__(self, number: int, site: Site, how: How) -> None:
-        self.site = site
-        self.scope = how.scope
-        self.number = number
-        self.how = how
-        self.arrivals: list[tuple[int, Path, int, Any, _Versions]] = []
-        self.outlines: dict[int, Any] = {}
-        self._simple = how.simple and how.copy
-
-    def twin(self, site: Site) -> "Gradients":
-        return type(self)(0, site, self.how)
-
-    @property
-    def fired(self) -> int:
-        asked = self.site.address.call
-        return self._dropped + sum(covers(asked, call, self.calls) for call, _ in self._turns())
-
-    @property
-    def entries(self) -> list[Entry]:
+    def entries(self, tap: Tap) -> list[Entry]:
         """The leaves put together, by call and then by backward pass."""
         together = [self._together(call, group) for (call, _), group in self._turns().items()]
         return sorted(together, key=lambda entry: entry.call)
 
-    def expect(self, part: Any, call: int) -> None:
+    def on_structure(self, tap: Tap, value: Any, call: int) -> None:
         if self.how.last:  # few calls wait for their backward at a time
-            self.outlines = dict(list(self.outlines.items())[-100:])
+            self._outlines = dict(list(self._outlines.items())[-100:])
         slots: dict[int, _Slot] = {}  # a tensor that is there twice has one gradient
-        self.outlines[call] = rebuild(part, lambda path, t: slots.setdefault(id(t), _Slot(path)), opaque=lambda _: None)
+        outline = rebuild(value, lambda path, t: slots.setdefault(id(t), _Slot(path)), opaque=lambda _: None)
+        self._outlines[call] = outline
 
-    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
-        if not self.arrivals:
-            self.how.log.append((self.number, None, None))
-        if not self._simple or type(grad) is not Tensor:
-            self._arrive(call, path, grad)
-            return
-        try:
-            self.arrivals.append((call, path, graph_task(), grad.detach().clone(), ()))
-        except RuntimeError:
-            self._arrive(call, path, grad)
+    def on_gradient(self, tap: Tap, grad: Tensor | None, call: int, path: Path) -> None:
+        copy = None
+        if self.is_simple and type(grad) is Tensor:
+            with suppress(RuntimeError):
+                copy = grad.detach().clone()
+        if copy is not None:
+            self.take(tap, copy, call, path)
+        else:
+            self._keep(tap, grad, call, path)
 
-    def _arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
+    def take(self, tap: Tap, copy: Any, call: int, path: Path, versions: _Versions = ()) -> None:
+        """A gradient that is copied already."""
+        if not self._arrivals:
+            self.how.log.note(tap)
+        self._arrivals.append((call, path, graph_task(), copy, versions))
+
+    def _keep(self, tap: Tap, grad: Tensor | None, call: int, path: Path) -> None:
         try:
             kept = None if grad is None else self.how.keep(grad)
         except Exception as error:
             if "Batching rule not implemented" in str(error):  # torch's older vmap, which can neither copy nor detach
-                self.missed = "it came from a vectorised jacobian, whose gradients cannot be kept"
+                tap.missed = "it came from a vectorised jacobian, whose gradients cannot be kept"
                 return
-            error.add_note(f"while keeping {self.site}")
+            error.add_note(f"while keeping {tap.site}")
             raise
         versions: list[tuple[Tensor, int]] = []
         if not self.how.copy:
             _note_version(kept, versions)
-        task = graph_task()
-        if self.how.last:
-            turns = self._turns()
-            if any(known > call for known, _ in turns):
-                return
-            self._dropped += len(turns.keys() - {(call, task)})
-            self.arrivals = [old for old in self.arrivals if (old[0], old[2]) == (call, task)]
-            self.outlines = {k: outline for k, outline in self.outlines.items() if k >= call}
-        self.arrivals.append((call, path, task, kept, tuple(versions)))
+        if not self.how.last or self._drop_older(call):
+            self.take(tap, kept, call, path, tuple(versions))
+
+    def _drop_older(self, call: int) -> bool:
+        """Forget all but the backward pass of the last call that runs now; False if a later call has been kept."""
+        turns, this = self._turns(), (call, graph_task())
+        if any(known > call for known, _ in turns):
+            return False
+        self._dropped += len(turns.keys() - {this})
+        self._arrivals = [old for old in self._arrivals if (old[0], old[2]) == this]
+        self._outlines = {k: outline for k, outline in self._outlines.items() if k >= call}
+        return True
 
     def _turns(self) -> dict[tuple[int, int], list[_Arrival]]:
         turns: dict[tuple[int, int], list[_Arrival]] = {}
-        for arrival in map(_Arrival._make, self.arrivals):
+        for arrival in map(_Arrival._make, self._arrivals):
             turns.setdefault((arrival.call, arrival.task), []).append(arrival)
         return turns
 
@@ -346,7 +330,7 @@ class Gradients(Tap):
         for arrival in group:  # two at one path: the shares of an input before and after it was written into
             before, now = by_path.get(arrival.path), arrival.value
             by_path[arrival.path] = before if now is None else now if before is None else before + now
-        outline = self.outlines.get(call, _Slot(()) if () in by_path else {path: _Slot(path) for path in by_path})
+        outline = self._outlines.get(call, _Slot(()) if () in by_path else {path: _Slot(path) for path in by_path})
 
         def fill(x: Any) -> Any:
             return by_path.get(x.path) if isinstance(x, _Slot) else x
@@ -355,22 +339,24 @@ class Gradients(Tap):
         return Entry(call, value, tuple(version for arrival in group for version in arrival.versions))
 
 
-class PlainGradients(Gradients):
+class PlainGradient(OutputTap):
     """The gradient of a module's whole output, at every call, without a detour where that is one tensor."""
 
-    def __call__(self, module: nn.Module | None, args: tuple[Any, ...], last: Any = None) -> Any:
+    action: KeepGradients
+
+    def __call__(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         scope = self.scope
-        if type(last) is not Tensor or scope not in here() or graph_task() != scope.task or last.grad_fn is None:
-            return super().__call__(module, args, last)
+        if type(output) is not Tensor or scope not in here() or graph_task() != scope.task or output.grad_fn is None:
+            return super().__call__(module, args, output)
         call = self.calls
         self.calls = call + 1
-        self.is_view = self.is_view or last._is_view()
-        if scope.moment is not None and self._simple and len(here()) == 1:
-            self._join(last, call)
+        self.is_view = self.is_view or output._is_view()
+        if scope.moment is not None and self.action.is_simple and len(here()) == 1:
+            self._join(output, call)
             return None
-        scope.add(last.register_hook(Unsaved(self.arrive, call, ())))
-        if len(here()) > 1 and len(last._backward_hooks or ()) > 1:  # another session may edit it
-            later_site_first(last, self)
+        scope.add(output.register_hook(Unsaved(self.arrive, call, ())))
+        if len(here()) > 1 and len(output._backward_hooks or ()) > 1:  # another session may edit it
+            later_site_first(output, self)
         return None
 
     def _join(self, tensor: Tensor, call: int) -> None:
@@ -381,11 +367,9 @@ class PlainGradients(Gradients):
         else:
             self.scope.add(tensor.register_hook(_Together(self, call)))
 
-    def take(self, call: int, copy: Tensor) -> None:
-        """The gradient, copied."""
-        if not self.arrivals:
-            self.how.log.append((self.number, None, None))
-        self.arrivals.append((call, (), graph_task(), copy, ()))
+
+class PlainInnerGradient(PlainGradient, InnerTap):
+    """The gradient of a value inside a forward, likewise."""
 
 
 class _Together:
@@ -393,7 +377,7 @@ class _Together:
 
     __torch_unserializable__ = True
 
-    def __init__(self, tap: PlainGradients, call: int) -> None:
+    def __init__(self, tap: PlainGradient, call: int) -> None:
         self.func = tap.arrive  # by which it is known whose hook this is
         self.taps = [(tap, call)]
 
@@ -405,7 +389,7 @@ class _Together:
             copy = None
         for tap, call in self.taps:
             if copy is not None:
-                tap.take(call, copy)
+                tap.action.take(tap, copy, call, ())
             else:
                 tap.arrive(call, (), grad)
 
@@ -415,16 +399,16 @@ class Wait:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.taps: set[int] = set()
+        self._awaited: set[int] = set()
 
-    def add(self, tap: Values) -> None:
+    def add(self, action: KeepValues) -> None:
         """Wait for one more."""
-        tap.wait = self
-        self.taps.add(id(tap))
+        action.wait = self
+        self._awaited.add(id(action))
 
-    def came(self, tap: Values) -> None:
-        self.taps.discard(id(tap))
-        if not self.taps:
+    def came(self, action: KeepValues) -> None:
+        self._awaited.discard(id(action))
+        if not self._awaited:
             raise Stop(self.scope)
 
 

@@ -12,45 +12,42 @@ from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve
 from tenterhook.changes import Change
 from tenterhook.errors import AddressError, TenterhookWarning
-from tenterhook.hooks.scope import Scope, not_watching
-from tenterhook.hooks.tap import Tap, check_unchanged
+from tenterhook.hooks.report import Report
+from tenterhook.hooks.scope import not_watching
+from tenterhook.hooks.session import Session
+from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Path, describe, itself, leaves, rebuild, version_of
-from tenterhook.verbs.session import Report, Session
+from tenterhook.verbs.taps import tap_for
 
 Observer = Callable[[Site, Any], object]
 
 
-class _Look(Tap):
-    """A tap that shows the value to a function."""
+class Show(Action):
+    """Show each value to a function."""
 
-    def __init__(self, site: Site, look: Observer, scope: Scope) -> None:
-        super().__init__(site, scope)
-        self.shown = 0
-        self.last = ""
+    def __init__(self, look: Observer) -> None:
         self._look = look
+        self._shown = 0
+        self.last = ""  # the last one, in words
 
-    def twin(self, site: Site) -> "_Look":
-        return _Look(site, self._look, self.scope)
+    def fired(self, tap: Tap) -> int:
+        return self._shown
 
-    @property
-    def fired(self) -> int:
-        return self.shown
+    def on_value(self, tap: Tap, value: Any, call: Call) -> None:
+        self._show(tap, value.plain() if isinstance(value, Inputs) else value, call.number)
 
-    def reach(self, part: Any, call: int) -> None:
-        self._show(part.plain() if isinstance(part, Inputs) else part, call)
+    def on_gradient(self, tap: Tap, grad: Tensor | None, call: int, path: Path) -> None:
+        self._show(tap, grad, call, path)
 
-    def arrive(self, call: int, path: Path, grad: Tensor | None) -> None:
-        self._show(grad, call, path)
-
-    def _show(self, value: Any, call: int, path: Path = ()) -> None:
-        site = self.site.at(call, path)
+    def _show(self, tap: Tap, value: Any, call: int, path: Path = ()) -> None:
+        site = tap.site.at(call, path)
         live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=itself)
         before = [(tensor, version_of(tensor)) for _, tensor in leaves(live)]
-        self.shown += 1
+        self._shown += 1
         self.last = describe(live)
         try:
-            with not_watching(self.scope):
+            with not_watching(tap.scope):
                 self._look(site, live)
         except Exception as error:
             error.add_note(f"while observing {site}")
@@ -77,18 +74,19 @@ class observe:
             raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
         self._model = model  # sites refer to it weakly
         self._session = Session(model, frozen=frozen)
-        self._groups: list[list[_Look]] = []
+        self._groups: list[list[Tap]] = []
         for selector, look in observers.items():
             if isinstance(look, Change):
                 raise TypeError(f"{selector}: observing changes nothing; {look} is for edit")
             if not callable(look):
                 raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
-            self._groups.append([_Look(site, look, self._session.scope) for site in resolve(model, selector)])
-            for tap in self._groups[-1]:
-                if not known_when_made(tap.site.address):
-                    what = "which one is the last is known only afterwards; observe counts from 0"
-                    raise AddressError(f"{tap.site}: {what}")
+            self._groups.append([self._tap(site, look) for site in resolve(model, selector)])
         self._session.taps = [tap for group in self._groups for tap in group]
+
+    def _tap(self, site: Site, look: Observer) -> Tap:
+        if not known_when_made(site.address):
+            raise AddressError(f"{site}: which one is the last is known only afterwards; observe counts from 0")
+        return tap_for(site, self._session.scope, lambda: Show(look))
 
     def __enter__(self) -> "observe":
         self._session.__enter__()
@@ -98,10 +96,10 @@ class observe:
         self._session.__exit__(kind, *rest)
         if kind is None:
             for group in self._groups:
-                if not any(one.fired for tap in group for one in tap.twins or [tap]):
+                if not any(one.fired for tap in group for one in tap.each()):
                     why = self._session.why_silent(group[0])
                     warnings.warn(f"{group[0].site} was never observed: {why}", TenterhookWarning, stacklevel=2)
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""
-        return self._session.report((tap, tap.last) for tap in self._session.asked_and_got())
+        return self._session.report((tap, tap.action.last) for tap in self._session.shown_taps())

@@ -17,11 +17,12 @@ from torch import nn
 from tenterhook.addresses.grammar import Address, escape
 from tenterhook.addresses.graph import Code, Graph, searchable
 from tenterhook.addresses.sites import Selector, Site, resolve, shape_of, tensors_of, walk
-from tenterhook.hooks.tap import Tap
+from tenterhook.hooks.session import Session
+from tenterhook.hooks.tap import Action, Call, Tap
 from tenterhook.tables import Table
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import describe
-from tenterhook.verbs.session import Session
+from tenterhook.verbs.taps import tap_for
 
 
 class Sites:
@@ -91,18 +92,14 @@ def sites(model: Any, *inputs: Any, match: Selector = "**") -> Sites:
     return _of_model(place, match)
 
 
-class _Note(Tap):
-    """A tap that notes what a value is like."""
+class _Describe(Action):
+    """Note what a value is like."""
 
-    def twin(self, site: Site) -> "_Note":
-        return _Note(site, self.scope)
+    def fired(self, tap: Tap) -> int:
+        return int(bool(tap.site.seen))
 
-    @property
-    def fired(self) -> int:
-        return int(bool(self.site.seen))
-
-    def reach(self, part: Any, call: int) -> None:
-        self.site.seen = self.site.seen or describe(part)
+    def on_value(self, tap: Tap, value: Any, call: Call) -> None:
+        tap.site.seen = tap.site.seen or describe(value)
 
 
 def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) -> Sites:
@@ -113,11 +110,11 @@ def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) ->
         asked = [*resolve(place, "**"), *resolve(place, "**/**")]
     else:
         asked = resolve(place, match)
-    session.taps = [_Note(site, session.scope) for site in asked]
+    session.taps = [tap_for(site, session.scope, _Describe) for site in asked]
     with torch.no_grad(), _as_before(place), session:
         call_with(model, inputs[0] if len(inputs) == 1 else inputs)
     order = {id(site.module): i for i, site in reversed(list(enumerate(asked)))}
-    rows = [tap.site for tap in session.asked_and_got() if tap.fired]
+    rows = [tap.site for tap in session.shown_taps() if tap.fired]
     rows.sort(key=lambda site: (order[id(site.module)], site.kind == "inner"))
     return Sites(place, rows, {})
 

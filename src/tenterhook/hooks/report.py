@@ -1,0 +1,74 @@
+"""What a session says of itself: a table of its sites, and notes on what a user should know."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from tenterhook.platform import compiler
+from tenterhook.tables import Table
+
+if TYPE_CHECKING:
+    from tenterhook.hooks.session import Session
+
+
+class Report:
+    """What a session saw or changed, site by site, and why the silent ones stayed silent. Print it."""
+
+    def __init__(
+        self, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], notes: list[str], right: Sequence[str]
+    ) -> None:
+        self.header = header
+        self.rows = rows
+        self.notes = notes
+        self._right = right
+
+    @property
+    def silent(self) -> list[str]:
+        """The addresses at which nothing was seen."""
+        return [address for address, fired, *_ in self.rows if fired == "never"]
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self._table()), *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_() + "".join(f"<p>note: {note}</p>" for note in self.notes)
+
+    def _table(self) -> Table:
+        return Table(self.header, self.rows, right=self._right)
+
+
+def notes_on(session: "Session") -> Iterator[str]:
+    """What happened around a session's sites."""
+    if session.ran_eagerly and compiler.something_was_compiled():
+        yield "any compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
+    if any(tap.recomputed for tap in session.taps):
+        yield "calls during backward were a checkpoint recomputing, and are not counted again"
+    if any(tap.elsewhere for tap in session.taps):
+        yield "calls from other threads or async tasks, or made by a change or an observer, were left alone"
+    for mode in session.modes:
+        yield from mode.notes()
+    if session.ended_by is not None and issubclass(session.ended_by, Exception):
+        yield f"the block was left by {session.ended_by.__name__}: a module that was running then returned nothing"
+    noted: dict[str, list[str]] = {}
+    for tap in session.taps:
+        if tap.note:
+            noted.setdefault(tap.note, []).append(str(tap.site))
+    for note, where in noted.items():
+        more = f" and {len(where) - 3} more" if len(where) > 3 else ""
+        yield f"{', '.join(where[:3])}{more}: {note}"
+    if _turned_fast_path_off(session):
+        yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
+
+
+def _turned_fast_path_off(session: "Session") -> bool:
+    model = session.model()
+    hooked = {id(tap.site.module) for tap in session.taps if tap.calls or tap.fired}
+    modules = model.modules() if model is not None else ()
+    fused = (m for m in modules if isinstance(m, nn.TransformerEncoderLayer) and not m.training)
+    return any(id(inner) in hooked for layer in fused for inner in layer.modules())

@@ -1,0 +1,194 @@
+"""A session: the taps of one `with` block, placed when it is entered, removed when it is left, whatever happens."""
+
+import functools
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook.addresses.sites import Site, walk
+from tenterhook.errors import EditError
+from tenterhook.hooks.modes import Mode
+from tenterhook.hooks.places import Places
+from tenterhook.hooks.report import Report, notes_on
+from tenterhook.hooks.scope import Scope
+from tenterhook.hooks.tap import Tap
+from tenterhook.hooks.tensors import TensorTap
+from tenterhook.platform import compiler
+from tenterhook.platform.fsdp import sharded_parameters
+from tenterhook.platform.hook_tables import begin_hiding, end_hiding
+
+_lock = threading.RLock()  # what is collected while it is held may close a session, too
+
+
+class Session:
+    """Hooks for some taps, from entering to leaving. Not to be entered twice."""
+
+    ran_eagerly = False
+    ended_by: type[BaseException] | None = None
+    was_entered = False
+    _is_open = False
+    _is_placed = False
+    _holds_stance = False
+    _recomputing = 0  # how many checkpoints run again under it, after it was left
+
+    def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False, reduced: bool = False) -> None:
+        self.model = weakref.ref(model)
+        self.scope = Scope(frozen)
+        if frozen or changes:
+            self.scope.session = weakref.ref(self)
+        self.reduced = reduced  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
+        self.taps: list[Any] = []
+        self.modes: list[Mode] = []
+        self.places = Places()
+        self.refused: list[TensorTap] = []  # parameters and buffers that cannot be had
+        self.swapped: list[TensorTap] = []  # those that have another value meanwhile
+
+    def __enter__(self) -> "Session":
+        if self.was_entered:
+            raise RuntimeError("a session can be entered once; make a new one for the next block")
+        self.was_entered = self._is_open = True
+        try:
+            self._begin_placing()
+            for tap in self.taps:
+                tap.place(self)
+            for mode in self.modes:
+                mode.place_hooks(self)
+                mode.switch_on()
+            self.scope.open()
+            if self.swapped and torch.is_grad_enabled() and self.scope.is_recomputed():
+                what = "a checkpoint that runs again computes gradients with what is there when the block is over"
+                raise EditError(f"{_names(self.swapped)}: {what}; open the block around the checkpoint")
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.ended_by = kind
+        self._leave()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """While a checkpoint runs again: what changed something the first time is there, even after the session."""
+        if self._is_open:
+            with self._modes_in_this_thread():
+                yield
+            return
+        if self.swapped:
+            what = "it ran with a changed value under a checkpoint, which now runs it again"
+            raise EditError(
+                f"{_names(self.swapped)}: {what}, and has been restored since; run the backward inside the block"
+            )
+        try:
+            with _lock:
+                self._recomputing += 1
+                if self._recomputing == 1:
+                    self._begin_placing()
+                    self.places.put_back()
+            with self._modes_in_this_thread():
+                yield
+        finally:
+            with _lock:
+                self._recomputing -= 1
+                if self._recomputing == 0:
+                    self._remove()
+
+    @contextmanager
+    def _modes_in_this_thread(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for mode in self.modes:
+                own = mode.for_this_thread()
+                if own is not None and own.switch_on():
+                    stack.callback(own.switch_off)
+            yield
+
+    def _begin_placing(self) -> None:
+        self._holds_stance = compiler.force_eager()
+        self.ran_eagerly = self.ran_eagerly or self._holds_stance
+        begin_hiding()
+        self._is_placed = True
+
+    def _leave(self) -> None:
+        try:
+            for mode in self.modes:
+                mode.finish(failed=self.ended_by is not None)
+        finally:
+            self.scope.close()
+            with _lock:
+                self._is_open = False
+                self._remove(remember=self.scope.is_awaited)
+            if self.swapped:
+                with ExitStack() as stack:  # the last first, and each even if another fails
+                    for tap in self.swapped:
+                        stack.callback(tap.put_back)
+
+    def _remove(self, remember: bool = False) -> None:
+        for mode in self.modes:
+            mode.switch_off()
+        self.places.remove(remember)
+        self.scope.remove_hooks()
+        if self._is_placed:
+            self._is_placed = False
+            end_hiding()
+        if self._holds_stance:
+            self._holds_stance = False
+            compiler.allow_compiled()
+
+    def module_of(self, site: Site) -> Any:
+        """The module, or the graph node, that a site belongs to."""
+        owner = site.owner()
+        if owner is None:
+            raise ReferenceError(f"the module of {site} is gone")
+        return owner
+
+    @functools.cached_property
+    def modules(self) -> list[Any]:
+        """References to the modules of the model, each once."""
+        model = self.model()
+        found = {id(m): weakref.ref(m) for _, m in walk(model)} if isinstance(model, nn.Module) else {}
+        return list(found.values())
+
+    @functools.cached_property
+    def sharded(self) -> dict[tuple[int, str], Tensor]:
+        """The parameters that FSDP2 has sharded, by the id of their module and their name there."""
+        model = self.model()
+        return {} if model is None else sharded_parameters(model)
+
+    def add(self, tap: Tap) -> None:
+        """One more tap, for a value that an address inside a forward turned out to mean."""
+        tap.number = len(self.taps)
+        self.taps.append(tap)
+
+    def shown_taps(self) -> list[Any]:
+        """The taps that a report shows, those inside a forward under the names that they have got."""
+        others_came = any(tap.has_wide_answers for tap in self.taps)
+        return [tap for tap in self.taps if tap.is_shown(others_came)]
+
+    def why_silent(self, tap: Tap) -> str:
+        """The most likely reason that a tap never fired."""
+        if not self.was_entered:
+            return "the session was never entered; use it in a `with` block"
+        return tap.why_silent(self.model())
+
+    def report(self, rows: Iterable[tuple[Tap, str]]) -> Report:
+        """What fired and what did not; each row is a tap and what it saw, in words."""
+        lines = [(str(tap.site), times(tap), what if tap.fired else self.why_silent(tap)) for tap, what in rows]
+        return Report(("address", "fired", "value, or why there is none"), lines, self.notes(), ("fired",))
+
+    def notes(self) -> list[str]:
+        """What a report says under its table."""
+        return list(notes_on(self))
+
+
+def _names(taps: Iterable[Tap]) -> str:
+    return ", ".join(str(tap.site) for tap in taps)
+
+
+def times(tap: Tap) -> str:
+    """How often a tap fired, as reports say it."""
+    return f"{tap.fired}×" if tap.fired else "never"
