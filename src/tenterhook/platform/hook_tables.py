@@ -14,11 +14,11 @@ import itertools
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-_ids = itertools.count(-1, -1)  # torch's own count up from 0 and without a lock
 _lock = threading.RLock()  # a session may be closed by garbage collection while another is being opened
 _hiding = 0
 _reducer_before: Any = None
@@ -40,9 +40,8 @@ class Hook:
         return functools.partial, (sys.audit, "tenterhook.leftover")
 
 
-def new_id() -> HookId:
-    """A key for one more entry."""
-    return HookId(next(_ids))
+# A key for one more entry. torch's own count up from 0, and without a lock.
+new_id: Callable[[], HookId] = map(HookId, itertools.count(-1, -1)).__next__
 
 
 def register(table: Any, hook: Any, *, with_kwargs: Any = None, first: bool = False) -> RemovableHandle:
