@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tenterhook import capture, edit, sweep
 from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
 from tests.hooks.test_checkpoint import ADDRESSES, Net
-from tests.inside.test_inside import Checkpointed, Steps
+from tests.inside.models import Checkpointed, Steps
 from tests.verbs.test_edit_checkpoint import EDITS
 from tests.verbs.test_edit_checkpoint import Net as Segments
 
