@@ -12,8 +12,8 @@ from tenterhook import capture, edit, sweep
 from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
 from tests.hooks.test_checkpoint import ADDRESSES, Net
 from tests.inside.models import Checkpointed, Steps
-from tests.verbs.test_edit_checkpoint import EDITS
-from tests.verbs.test_edit_checkpoint import Net as Segments
+from tests.verbs.checkpointed import EDITS
+from tests.verbs.checkpointed import Net as Segments
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
