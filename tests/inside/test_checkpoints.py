@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tenterhook import capture, edit
-from tests.hooks.test_checkpoint import BOTH
+from tests.hooks.models import BOTH
 from tests.inside.models import Around, Checkpointed, X
 
 

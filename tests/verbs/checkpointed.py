@@ -6,7 +6,7 @@ from torch import nn
 
 from tenterhook import edit
 from tenterhook.changes import add, at, noise, ones, replace, reverse, scale, zero
-from tests.hooks.test_checkpoint import Net as Segments
+from tests.hooks.models import Segments
 
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 
