@@ -22,7 +22,6 @@ GIVEN = [
     "Held(x * 2).value",
     "x if flag else x + 1",
 ]
-
 AROUND = [
     "{}",
     "if flag:\n    {}",

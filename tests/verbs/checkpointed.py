@@ -9,7 +9,6 @@ from tenterhook.changes import add, at, noise, ones, replace, reverse, scale, ze
 from tests.hooks.models import Segments
 
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-
 X = torch.randn(3, 4)
 
 

@@ -351,15 +351,12 @@ class RegisteredSlot(InSlot):
 
 
 pytree.register_pytree_node(Registered, lambda r: ([r.h], None), lambda parts, _: Registered(*parts))
-
 pytree.register_pytree_node(RegisteredList, lambda r: (list(r.layers), None), lambda parts, _: RegisteredList(parts))
-
 pytree.register_pytree_node(
     RegisteredCache,
     lambda r: ([layer.h for layer in r.layers], None),
     lambda parts, _: RegisteredCache(map(Unknown, parts)),
 )
-
 pytree.register_pytree_node(
     RegisteredSlot, lambda r: ([r.h], vars(r).get("note")), lambda parts, note: RegisteredSlot(*parts, note)
 )
