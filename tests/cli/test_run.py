@@ -10,7 +10,7 @@ import pytest
 from tests.cli.processes import ENV, OFF, RUN, SCRIPTS, latest, python, without_ours
 
 
-def alike(*words, cwd, ours=None, env=(), signed=None):
+def alike(*words, cwd, ours=None, env=()):
     """Run a program with and without us, and compare all that can be seen; the result with us."""
     plain = python(*words, cwd=cwd, env=env)
     with_us = python(*RUN, *(words if ours is None else ours), cwd=cwd, env=env)

@@ -191,7 +191,7 @@ def test_what_goes_to_one_name_may_be_assigned_to_another():
         model(one)
 
 
-def test_a_loop_gives_a_variable_another_value_each_time(monkeypatch):
+def test_a_loop_gives_a_variable_another_value_each_time():
     def kept(value):
         return value
 
@@ -230,7 +230,7 @@ def test_a_list_that_a_loop_fills_is_seen_with_its_first_tensor():
         assert list(seen["./named"]) == [0]
 
 
-def test_each_call_of_a_module_is_an_occasion_to_look():
+def test_a_variable_that_gets_tensors_that_are_there_already():
     def forward(self, x):
         a, b = x * 2, x * 3
         y = x

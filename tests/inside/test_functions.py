@@ -10,7 +10,7 @@ from tenterhook.changes import scale
 from tests.inside.models import X, dressed, five, helper
 
 
-def test_s1_the_gradient_of_an_intermediate():
+def test_the_gradient_of_an_intermediate():
     def function(x):
         y = x + 2
         z = torch.mean(y**2)
@@ -22,7 +22,7 @@ def test_s1_the_gradient_of_an_intermediate():
     assert torch.equal(seen["grad(y)"], seen["y"]) and torch.equal(seen["y"], torch.tensor([3.0, 7.0]))
 
 
-def test_s2_and_s4_gradients_arrive_from_the_end_and_can_be_doubled():
+def test_gradients_arrive_from_the_end_and_can_be_doubled():
     def function():
         a = torch.ones(5, requires_grad=True)
         b = 2 * a

@@ -290,12 +290,13 @@ def test_no_pause_under_another_mode(pauses):
     model = module_of(looped)
     with torch.device("cpu"):
         assert values_of(model, "./y", torch.zeros(1)) == [100]
+    pauses.clear()
     stack = torch.overrides._get_current_function_mode_stack
     with capture(model, "./y") as seen, torch.device("cpu"):
         model(torch.zeros(1))
         assert [type(mode).__name__ for mode in stack()] == ["Inside", "DeviceContext"]
     assert seen["./y"] == 100
-    assert stack() == []
+    assert stack() == [] and not pauses
 
 
 def test_a_mode_that_begins_in_the_forward_is_where_it_would_be(pauses):
@@ -368,6 +369,7 @@ def test_pauses_in_threads_are_apart(pauses):
     for thread in threads:
         thread.join()
     assert results == {start: [start + k + 100.0 for k in range(20)] for start in (0, 1000, 2000, 3000)}
+    assert pauses
 
 
 def test_short_pauses_become_rare(pauses, monkeypatch):

@@ -13,7 +13,7 @@ from tenterhook.changes import add, scale, zero
 from tests.inside.models import Number, X, all_of, module_of
 
 
-def test_where_something_has_used_it_the_error_says_where_to_edit_it():
+def test_where_something_has_used_a_variable_the_error_says_where_to_edit_it():
     def forward(self, x):
         pair = {"first": x}
         one = pair["first"]

@@ -9,7 +9,7 @@ from tenterhook.changes import add, scale, zero
 from tests.inside.models import Late, Residual, X, module_of
 
 
-def test_edits_of_such_values_in_sessions_within_each_other():
+def test_edits_of_a_variable_that_no_operation_made():
     model = Late()
     plain = model(X)
     with capture(model, "./residual") as before, edit(model, {"./residual": scale(3.0)}):

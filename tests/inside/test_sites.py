@@ -9,7 +9,7 @@ from tests.inside import models
 from tests.inside.models import Noisy, Residual, X, helper
 
 
-def test_sites_with_inputs_lists_what_is_inside(capsys):
+def test_sites_with_inputs_lists_what_is_inside():
     model = Residual()
     model.train()
     rng, buffers = torch.get_rng_state(), [b.clone() for b in model.buffers()]

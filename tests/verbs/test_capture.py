@@ -243,6 +243,7 @@ def test_values_inside_vmap_and_func_grad():
     with capture(model, ".") as seen:
         torch.vmap(lambda row: model(row), in_dims=1)(x.T)
         torch.func.grad(lambda v: model(v).sum())(x)
+    assert len(seen.calls(".")) == 2
     for value in seen.calls("."):
         torch.testing.assert_close(value, model(x).detach())
         assert value.add(1).sum().item() == pytest.approx((model(x) + 1).sum().item(), rel=1e-4)
