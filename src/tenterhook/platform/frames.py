@@ -1,8 +1,8 @@
 """The frames of running code: their local variables, read without keeping them alive.
 
-Relies on: `sys._getframe` and `sys._current_frames`; before Python 3.13 `frame.f_locals` is a dict that the frame keeps, so that reading it once
-keeps every variable alive until the frame ends, unless the dict is emptied again; torch's calls of modules are all in
-the file of nn.Module.
+Relies on: `sys._getframe` and `sys._current_frames`; before Python 3.13 `frame.f_locals` is a dict that the frame
+keeps, so that reading it once keeps every variable alive until the frame ends, unless the dict is emptied again;
+torch's calls of modules are all in the file of nn.Module.
 """
 
 import sys
