@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import beside_checkpoints
+from tenterhook.platform.functorch import values_of
 from tenterhook.platform.modes import dispatch_modes, without_function_modes
 from tenterhook.platform.tensors import is_view, share_storage
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
@@ -101,10 +102,27 @@ class How:
     device: torch.device | str | None
     dtype: torch.dtype | None
     reduce: Callable[[Tensor], Any] | None
-    last: bool
+    keep_only: str  # "all" or "last"
     scope: Scope
     log: Log
-    simple: bool  # whether a tensor is kept just by detaching it, and copying it or not
+    simple: bool = field(init=False)  # whether a tensor is kept just by detaching it, and copying it or not
+
+    def __post_init__(self) -> None:
+        if self.keep_only not in ("all", "last"):
+            raise ValueError(f"keep is 'all' or 'last', got {self.keep_only!r}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype is a torch.dtype such as torch.float32, got {self.dtype!r}")
+        if self.reduce is not None and not callable(self.reduce):
+            raise TypeError(f"reduce is a function of a tensor, got {self.reduce!r}")
+        if self.device is not None:
+            self.device = torch.device(self.device)  # a misspelt one fails here, not in the middle of a forward
+        is_changed = (self.device, self.dtype, self.reduce) != (None, None, None)
+        self.simple = self.detach and not self.last and not is_changed
+
+    @property
+    def last(self) -> bool:
+        """Whether only the last call is kept."""
+        return self.keep_only == "last"
 
     def keep(self, tensor: Tensor) -> Any:
         """What is kept of one tensor."""
@@ -418,6 +436,12 @@ class Wait:
 def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
     if isinstance(kept, Tensor) and not kept.is_inference():
         versions.append((kept, kept._version))
+
+
+def usable(tensor: Tensor) -> Tensor:
+    """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
+    tensor = values_of(tensor)
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def _own_array(x: Any) -> Any:
