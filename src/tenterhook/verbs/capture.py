@@ -112,12 +112,12 @@ def _sites(model: Any, selectors: tuple[Selector, ...], grad: bool) -> list[Site
 
 def _tap(number: int, site: Site, how: How, plain: bool) -> Tap:
     """The tap of a site, for which there may be a faster one; `plain`: how values are kept allows it."""
+    if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT:
+        return PlainOutput(number, site, how)
     is_whole = site.address[3:6] == WHOLE_OUTPUT[:3]
     tap: Tap
     if is_whole and site.kind == "module" and site.address.grad:
         tap = PlainGradient(site, how.scope, KeepGradients(how))
-    elif is_whole and site.kind == "module" and plain:
-        tap = PlainOutput(number, site, how)
     else:
         tap = tap_for(site, how.scope, lambda: _action(site, how), lambda found: _inner_tap(found, how, is_whole))
     tap.number = number

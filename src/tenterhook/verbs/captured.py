@@ -1,5 +1,6 @@
 """Captured: what a session kept, by address."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,10 @@ class Captured:
     def __init__(self, session: Session, log: Log) -> None:
         self._session = session
         self._log = log
-        self._lookup = Lookup(session)
+
+    @functools.cached_property
+    def _lookup(self) -> Lookup:
+        return Lookup(self._session)
 
     @property
     def _taps(self) -> list[Any]:
