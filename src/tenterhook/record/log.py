@@ -15,12 +15,13 @@ import numpy as np
 from tenterhook.record.judge import Judge
 from tenterhook.record.places import Places
 from tenterhook.record.rule import Finding
-from tenterhook.record.step import Histograms, Rows, Step
+from tenterhook.record.step import Step
+from tenterhook.stats.arithmetic import Floats
+from tenterhook.stats.columns import TABLE, Column
+from tenterhook.stats.histograms import Histograms
 from tenterhook.store.schemas import VERSION, arrow
 from tenterhook.store.write import RankWriter, write_json
 
-_WHOLE = ("count", "nan", "pos_inf", "neg_inf", "zeros", "sampled")
-_REAL = ("sum", "sumsq")
 _OF_STEPS = ("time", "seconds", "loss", "losses", "backwards", "skipped", "scale", "rates", "sampled", "spent")
 _OF_FINDINGS = ("step", "rule", "severity", "text", "why", "then")
 _EVERY = 2.0  # seconds after which steps go to disk, at the latest with the next one
@@ -145,28 +146,29 @@ def _on_gpu() -> bool:
 def stats_columns(steps: list[Step], names: dict[str, Any]) -> dict[str, Any]:
     """The rows of some steps as columns of the table; `names` has the texts of all places."""
     pa = arrow()
-    ids = pa.array(np.concatenate([step.ids for step in steps]))
-    rows = Rows(ids, np.concatenate([step.rows.numbers for step in steps]), None)
-    found = Histograms.joined([step.rows.sparse or Histograms.of(step.rows.histogram) for step in steps])
-    offsets = pa.array(found.starts.astype(np.int32))
-    bins = pa.ListArray.from_arrays(offsets, pa.array(found.bins.astype(np.int16)))
-    counts = pa.ListArray.from_arrays(offsets, pa.array(found.counts))
-    some = rows.finite > 0
+    which = pa.array(np.concatenate([step.rows.which for step in steps]))
+    numbers = np.concatenate([step.rows.numbers for step in steps])
+    found = Histograms.joined([step.rows.histograms for step in steps])
+    starts = pa.array(found.starts.astype(np.int32))
     columns: dict[str, Any] = {
         "step": np.repeat([step.number for step in steps], [len(step.rows) for step in steps]),
-        **{name: column.take(ids) for name, column in names.items()},
+        **{name: column.take(which) for name, column in names.items()},
         "calls": np.concatenate([step.calls for step in steps]),
-        **{name: getattr(rows, name).astype(np.int64) for name in _WHOLE},
-        **{name: getattr(rows, name) for name in _REAL},
-        "min": pa.array(np.where(some, rows.min, 0.0), mask=~some),
-        "max": pa.array(np.where(some, rows.max, 0.0), mask=~some),
-        "bins": bins,
-        "counts": counts,
+        **{column.name: _on_disk(column, numbers[:, i]) for i, column in enumerate(TABLE)},
+        "bins": pa.ListArray.from_arrays(starts, pa.array(found.bins.astype(np.int16))),
+        "counts": pa.ListArray.from_arrays(starts, pa.array(found.counts)),
     }
     for name in ("dead", "saturated"):
         if any(getattr(step, name) for step in steps):
             columns[name] = [getattr(step, name).get(place.number) for step in steps for place in step.rows.places]
     return columns
+
+
+def _on_disk(column: Column, numbers: Floats) -> Any:
+    if not column.is_nullable:
+        return numbers.astype(column.dtype)
+    none = numbers == column.start
+    return arrow().array(np.where(none, 0.0, numbers), mask=none)
 
 
 def surroundings(command: list[str]) -> dict[str, Any]:
