@@ -16,7 +16,8 @@ from tenterhook.hooks.report import Report
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import part_of
 from tenterhook.inside.taps import WantedTap
-from tenterhook.platform.checkpoints import graph_task
+from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.functorch import values_of
 from tenterhook.values.inputs import Inputs, argument_names
 from tenterhook.values.tree import Omitted, Path, describe, itself, leaves, paths_of, rebuild
 from tenterhook.verbs.keep import Entry, Log
@@ -282,11 +283,7 @@ def _shown(value: Any) -> Any:
 
 def _usable(tensor: Tensor) -> Tensor:
     """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        dim = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
-        tensor = functorch.get_unwrapped(tensor)
-        tensor = tensor.movedim(dim, 0) if dim else tensor  # what vmap runs over comes first
+    tensor = values_of(tensor)
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 

@@ -19,7 +19,10 @@ from tenterhook.hooks.scope import Scope, here, not_watching
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
-from tenterhook.platform.checkpoints import beside_checkpoints, graph_task, modes
+from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.checkpoints import beside_checkpoints
+from tenterhook.platform.modes import dispatch_modes, without_function_modes
+from tenterhook.platform.tensors import is_view, share_storage
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
 
 
@@ -131,7 +134,7 @@ class How:
         """A part of what `reduce` gave, in memory of its own."""
         if self.device is not None or self.dtype is not None:
             return self._moved(part)
-        return part.clone() if self.copy and _shares_memory(part, whole) else part
+        return part.clone() if self.copy and share_storage(part, whole) else part
 
 
 class Keep(Action):
@@ -226,7 +229,7 @@ class PlainOutput(OutputTap):
             return super().__call__(module, args, output)
         how, call = self.how, self.calls
         if how.copy:
-            if modes():
+            if dispatch_modes():
                 return super().__call__(module, args, output)
             kept, version = output.detach().clone() if output.requires_grad else output.clone(), None
         else:
@@ -244,7 +247,7 @@ class PlainInner(PlainOutput, InnerTap):
 
     def __call__(self, module: nn.Module | None, args: Any, value: Any) -> Any:
         scope, moment = self.scope, self.scope.moment
-        is_plain = moment is not None and self.how.copy and type(value) is Tensor and not modes()
+        is_plain = moment is not None and self.how.copy and type(value) is Tensor and not dispatch_modes()
         if not is_plain or scope not in here() or graph_task() != scope.task:
             return super().__call__(module, args, value)
         call = self.calls
@@ -350,7 +353,7 @@ class PlainGradient(OutputTap):
             return super().__call__(module, args, output)
         call = self.calls
         self.calls = call + 1
-        self.is_view = self.is_view or output._is_view()
+        self.is_view = self.is_view or is_view(output)
         if scope.moment is not None and self.action.is_simple and len(here()) == 1:
             self._join(output, call)
             return None
@@ -383,8 +386,8 @@ class _Together:
 
     def __call__(self, grad: Tensor | None) -> None:
         try:
-            with torch._C.DisableTorchFunction():  # the session need not look at what we do
-                copy = grad.detach().clone() if type(grad) is Tensor and not modes() else None
+            with without_function_modes():  # the session need not look at what we do
+                copy = grad.detach().clone() if type(grad) is Tensor and not dispatch_modes() else None
         except RuntimeError:
             copy = None
         for tap, call in self.taps:
@@ -420,10 +423,3 @@ def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
 def _own_array(x: Any) -> Any:
     """A NumPy array may be a window on a tensor's memory."""
     return x.copy() if hasattr(x, "__array_interface__") else x
-
-
-def _shares_memory(a: Tensor, b: Tensor) -> bool:
-    try:
-        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
-        return True

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook.addresses.grammar import known_when_made, may_cover
 from tenterhook.addresses.sites import Site, check_model, resolve, walk
 from tenterhook.changes import Change, Function, as_change
 from tenterhook.errors import AddressError, EditError, TenterhookError, TenterhookWarning
+from tenterhook.platform.foreach import foreach_norm, foreach_sub
+from tenterhook.platform.layers import BatchNorm, Dropout
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import Omitted, Path, can_have_gradient, describe, leaves, noted, rebuild
 from tenterhook.verbs.edit import Changes, edit
@@ -319,8 +319,8 @@ def _apart(some: list[dict[Path, Tensor]], other: dict[Path, Tensor]) -> Tensor:
     most = torch.zeros(len(some), dtype=torch.float64)
     for path, tensor in other.items():
         if tensor.numel():
-            apart = torch._foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
-            found = torch.stack(torch._foreach_norm(apart, torch.inf)).double()
+            apart = foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
+            found = torch.stack(foreach_norm(apart, torch.inf)).double()
             most = torch.maximum(most.to(found.device), found)
     return most
 
@@ -385,8 +385,8 @@ def _check_can_sweep(sites: list[Site]) -> None:
 
 def _check_rows_are_independent(model: nn.Module) -> None:
     for name, module in walk(model):
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None):
             what = "normalises over the rows of the batch, so edited rows would change the others"
             raise EditError(f"{name} ({type(module).__name__}) {what}; use model.eval()")
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+        if isinstance(module, Dropout) and module.training and module.p > 0:
             raise EditError(f"{name} (Dropout) is in training mode, so no two runs are alike; use model.eval()")
