@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 import tenterhook
-from tenterhook.stats import native
+from tenterhook.stats import NUMBERS, Stats, native
 from tenterhook.stats.arithmetic import merged
 from tenterhook.stats.columns import START, TABLE
 from tenterhook.stats.summary import merge
+from tenterhook.store.run import with_moments
 from tenterhook.store.schemas import schemas
 
 DOCS = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
@@ -56,6 +58,16 @@ def test_no_values_change_nothing():
     assert np.array_equal(merged(np.array([START, row, START, START]), np.array([0, 3])), [row, START])
 
 
+def test_readers_work_out_what_follows_also_from_a_run_that_is_older_than_a_column():
+    rows = [Stats(4, zeros=1, sum=2.0, sumsq=6.0, min=-2.0, max=1.0), Stats(2, nan=2), Stats()]
+    columns = {name: [getattr(row, name) if row.finite else None for row in rows] for name in ("min", "max")}
+    columns |= {name: [getattr(row, name) for row in rows] for name in NUMBERS if name not in (*columns, "sampled")}
+    found = with_moments(pyarrow.table(columns)).to_pydict()
+    for name in ("mean", "std", "rms", "absmax"):
+        assert found[name] == [pytest.approx(getattr(rows[0], name)), None, None]
+    assert len(with_moments(schemas()["stats"].empty_table())) == 0
+
+
 ADDED = {
     "columns.py": (
         '"how many values are in the histogram"),\n',
@@ -73,6 +85,7 @@ import sys
 import torch
 from tenterhook import watch
 from tenterhook.stats import Stats
+from tenterhook.store.run import with_moments
 from tenterhook.store.schemas import schemas
 
 assert (Stats(pos=3, cubes=1.5) + Stats(pos=4)).pos == 7

@@ -95,7 +95,7 @@ class Log:
 
 def _columns(items: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
     """Attributes of all items, None where an item is None."""
-    return {name: [getattr(item, name, None) for item in items] for name in names}
+    return {name: [None if item is None else getattr(item, name) for item in items] for name in names}
 
 
 def _stats_of(steps: list[Step], texts: dict[str, Any]) -> dict[str, Any]:

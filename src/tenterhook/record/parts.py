@@ -167,11 +167,11 @@ class _Batch:
 
 
 def _read(part: Part) -> list[_Batch]:
-    """The micro-batches of a part, with what counts of each.
+    """The micro-batches of a part, and what counts of each.
 
-    They are attempts at a step, each of which ends with a step that was left out, but for the last one. The gradients
-    of that one count, and its losses; or where it has no backward pass, since another optimizer stepped after that of
-    the attempt before it, the losses of that one, too.
+    A part is one or more attempts at a step: each but the last ended with a step that was left out. The gradients and
+    the losses of the last one count; where it has no backward pass, since another optimizer stepped after that of the
+    attempt before, so do the losses of that one.
     """
     micros = part.micros
     facts = [dict(micro.scalars.read()) for micro in micros]

@@ -12,6 +12,7 @@ Bins = NDArray[np.int32]
 UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _EXTREMA = [(i, UFUNCS[column.merge]) for i, column in enumerate(TABLE) if column.merge != "sum"]
 _SCALED = [(i, column.power) for i, column in enumerate(TABLE) if column.power]
+_NAN, _POS_INF, _NEG_INF = (INDEX[name] for name in ("nan", "pos_inf", "neg_inf"))
 _HALF = BINS // 2  # of one sign
 
 
@@ -53,7 +54,8 @@ class Numbers:
     @property
     def infinite(self) -> Floats:
         """How many values are infinite or NaN."""
-        return self.nan + self.pos_inf + self.neg_inf
+        numbers = self.numbers
+        return numbers[:, _NAN] + numbers[:, _POS_INF] + numbers[:, _NEG_INF]
 
     @property
     def finite(self) -> Floats:

@@ -19,7 +19,7 @@ from tenterhook.stats.columns import BINS, INDEX, START, TABLE, Column
 from tenterhook.stats.native import Measured, measure_native
 from tenterhook.stats.summary import merge
 
-# What is summed over the values of a tensor, or what the least or the largest is taken of. (Sizes need no values.)
+# Of each value: what is summed, or what the least or the largest is taken of. Sizes need no values.
 EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "nan": np.isnan,
     "pos_inf": lambda values: values == np.inf,
@@ -110,15 +110,14 @@ def _careful(arrays: Sequence[Floats]) -> NDArray[np.float64]:
     starts = np.cumsum(sizes[filled]) - sizes[filled]
     finite = np.isfinite(values)
     are_finite = finite.all()
-    for name, expression in EXPRESSIONS.items():
-        column = TABLE[INDEX[name]]
-        if column.of == "others" and are_finite:
-            continue
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        for name, expression in EXPRESSIONS.items():
+            column = TABLE[INDEX[name]]
+            if column.of == "others" and are_finite:
+                continue
             terms = expression(values)
-        if column.of == "finite" and not are_finite:
-            terms = np.where(finite, terms, column.start)
-        with np.errstate(over="ignore"):
+            if column.of == "finite" and not are_finite:
+                terms = np.where(finite, terms, column.start)
             numbers[filled, INDEX[name]] = UFUNCS[column.merge].reduceat(terms, starts, dtype=np.float64)
     return numbers
 
