@@ -48,7 +48,7 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     sites = {selector: resolve(model, selector) for one in edits for selector in one}
     for found in sites.values():
         _check_can_sweep(found)
-    batch = _Batch(model, inputs, {_place(site) for found in sites.values() for site in found})
+    batch = _Batch(model, inputs, [_place(site) for found in sites.values() for site in found])
     made = [[(site, as_change(change)) for s, change in one.items() for site in sites[s]] for one in edits]
     size = at_once or max(len(made), 1)
     results = [result for k in range(0, len(made), size) for result in batch.run(made[k : k + size])]
@@ -80,7 +80,7 @@ class _Alone(edit):
 class _Batch:
     """The inputs many times over; the first and last block of rows are clean, and must come out as they did alone."""
 
-    def __init__(self, model: nn.Module, inputs: Any, places: set[str]) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, places: list[str]) -> None:
         self.model = model
         self.inputs = inputs
         self.rows = _rows(inputs)
