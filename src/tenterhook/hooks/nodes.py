@@ -31,9 +31,10 @@ class NodeTap(Tap):
         if asked and asked[0] not in range(len(grads)):
             self.missed = f"the node has {len(grads)} of these, counted from [0]"
             return None
-        paths: dict[Any, Path] = {asked[0]: ()} if asked else {0: ()}  # by position: the path of each that is wanted
-        if not asked and len(grads) != 1:
-            paths = {k: (k,) for k in range(len(grads))}
+        paths: dict[Any, Path] = {k: (k,) for k in range(len(grads))}  # by position: of each that is wanted
+        if asked or len(grads) == 1:
+            paths = {asked[0] if asked else 0: ()}
+        else:
             self.action.on_structure(self, grads, 0)
         new = {k: self.arrive(0, path, grads[k]) for k, path in paths.items()}
         changed = {k: grad for k, grad in new.items() if grad is not None}
