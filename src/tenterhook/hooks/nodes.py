@@ -34,7 +34,7 @@ class NodeTap(Tap):
         paths: dict[Any, Path] = {k: (k,) for k in range(len(grads))}  # by position: of each that is wanted
         if asked or len(grads) == 1:
             paths = {asked[0] if asked else 0: ()}
-        else:
+        elif grads:
             self.action.on_structure(self, grads, 0)
         new = {k: self.arrive(0, path, grads[k]) for k, path in paths.items()}
         changed = {k: grad for k, grad in new.items() if grad is not None}
