@@ -28,7 +28,7 @@ push_function_mode = torch._C._push_on_torch_function_stack
 
 
 def function_mode_is_on(mode: Any) -> bool:
-    """True if a function mode is on in this thread."""
+    """Whether a function mode is on in this thread."""
     return any(one is mode for one in torch.overrides._get_current_function_mode_stack())
 
 
@@ -45,7 +45,7 @@ def remove_function_mode(mode: Any) -> None:
 
 
 def any_mode() -> bool:
-    """True if a mode sees what is done now."""
+    """Whether a mode sees what is done now."""
     return bool(dispatch_modes() or function_modes())
 
 
