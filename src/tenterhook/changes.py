@@ -24,7 +24,7 @@ from torch import Tensor
 from tenterhook.addresses.sites import Site
 from tenterhook.errors import EditError
 from tenterhook.platform.checkpoints import beside_checkpoints, modes
-from tenterhook.values.tree import can_have_gradient, describe, itself, leaves, rebuild, unshared, version_of
+from tenterhook.values.tree import can_have_gradient, describe, leaves, rebuild_live, version_of
 
 Number = int | float
 Dims = int | tuple[int, ...]
@@ -162,9 +162,9 @@ class Function:
         """What the function returns, or else the copy that it got, into which it may have written."""
         shared: list[tuple[Tensor, int]] = []
         try:
-            shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=unshared)
+            shown = rebuild_live(value, lambda _, tensor: tensor.clone(), strict=True)
         except EditError:  # it may return another, all the same
-            shown = rebuild(value, lambda _, tensor: tensor.clone(), opaque=itself)
+            shown = rebuild_live(value, lambda _, tensor: tensor.clone())
             shared = [(tensor, version_of(tensor)) for _, tensor in leaves(value)]
         new = self.function(shown, site) if self.takes_site else self.function(shown)
         if any(version_of(tensor) != version for tensor, version in shared):

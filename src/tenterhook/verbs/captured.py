@@ -18,7 +18,7 @@ from tenterhook.hooks.tap import part_of
 from tenterhook.inside.taps import WantedTap
 from tenterhook.platform.checkpoints import graph_task
 from tenterhook.values.inputs import Inputs, argument_names
-from tenterhook.values.tree import Omitted, Path, describe, itself, leaves, paths_of, rebuild
+from tenterhook.values.tree import Omitted, Path, describe, leaves, paths_of, rebuild_live
 from tenterhook.verbs.keep import Entry, Log
 
 
@@ -277,7 +277,7 @@ def _inner(taps: list[Any], asked: str) -> list[Any]:
 def _shown(value: Any) -> Any:
     """A kept value as it is handed out."""
     value = value.plain() if isinstance(value, Inputs) else value
-    return rebuild(value, lambda _, tensor: _usable(tensor), opaque=itself)
+    return rebuild_live(value, lambda _, tensor: _usable(tensor))
 
 
 def _usable(tensor: Tensor) -> Tensor:
