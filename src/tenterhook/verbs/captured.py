@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tenterhook.addresses.grammar import Address, covers, matches, parse, split_number
 from tenterhook.addresses.sites import Selector, Site, resolve
-from tenterhook.changes import Change, Function, replace
-from tenterhook.changes import at as at_index
+from tenterhook.changes.change import Change
+from tenterhook.changes.function import Function
+from tenterhook.changes.ready_made import at as at_index
+from tenterhook.changes.ready_made import replace
 from tenterhook.errors import AddressError, AmbiguousError, EditError, NotSeenError, OverwrittenError
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.session import Session

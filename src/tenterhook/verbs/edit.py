@@ -16,7 +16,8 @@ from torch.autograd.graph import Node
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
-from tenterhook.changes import Change, Function, as_change
+from tenterhook.changes.change import Change, as_change
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import Scope

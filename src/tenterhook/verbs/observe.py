@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve
-from tenterhook.changes import Change
+from tenterhook.changes.change import Change
 from tenterhook.errors import AddressError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import not_watching

@@ -13,7 +13,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook.addresses.grammar import known_when_made, may_cover
 from tenterhook.addresses.sites import Site, check_model, resolve, walk
-from tenterhook.changes import Change, Function, as_change
+from tenterhook.changes.change import Change, as_change, ready
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookError, TenterhookWarning
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import Omitted, Path, can_have_gradient, describe, leaves, noted, rebuild
@@ -190,14 +191,14 @@ class _Blocks(Change):
     is_busy = is_measured = False
 
     def __init__(self, n: int, rows: int, seen: Seen) -> None:
-        super().__init__("rows", torch.clone, {})
+        super().__init__("rows", torch.clone, {}, ready(random=True))
         self.n = n
         self.rows = rows
         self.seen = seen
         self.edits: dict[int, list[tuple[Site, Change | Function]]] = {}
         self.calls = 0
         self.made: set[tuple[int, Site]] = set()
-        self.takes_site, self.is_plain = True, False
+        self.takes_site = True
 
     def add(self, i: int, site: Site, change: Change | Function) -> None:
         """One more change for the i-th block; those of one block are made in the order written."""
