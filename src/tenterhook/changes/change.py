@@ -12,8 +12,7 @@ A change is data: it can be printed, compared and saved. What is done with it fo
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Concatenate, ParamSpec
@@ -70,14 +69,12 @@ class ready:
         def make(*args: P.args, **kwargs: P.kwargs) -> Change:
             if is_of_one and not kwargs and len(args) == 1 and type(args[0]) in _PLAIN and args[0]:  # 0.0 is -0.0
                 return of_number(*args)
-            with _usage_in_errors(f"{name}{_plain(rest)}"):
-                bound = rest.bind(*args, **kwargs)
+            bound = _with_usage(name, rest, rest.bind, *args, **kwargs)
             bound.apply_defaults()
             arguments = {key: _own_number(x) for key, x in bound.arguments.items()}
             self._check(name, arguments)
             if self.prepare is not None:
-                with _usage_in_errors(f"{name}{_plain(rest)}"):
-                    arguments = self.prepare(arguments)
+                arguments = _with_usage(name, rest, self.prepare, arguments)
             return Change(name, function, arguments, self)
 
         make.__signature__ = rest  # type: ignore[attr-defined]
@@ -184,20 +181,24 @@ def as_change(change: Any) -> Change | Function:
     """What may stand for a change, as one: a tensor, a number, a list of changes, a function."""
     if isinstance(change, (Change, Function)):
         return change
+    if callable(change):
+        is_factory = KINDS.get(getattr(change, "__name__", "")) is change
+        return _without_arguments(change) if is_factory else Function(change)
     for types, make in _stand_for_changes:
         if isinstance(change, types):
             return make(change)
-    factory = KINDS.get(getattr(change, "__name__", ""))
-    if factory is not None and factory is change:
-        try:
-            return factory()  # zero in place of zero()
-        except TypeError:
-            needs = _plain(inspect.signature(factory))
-            raise TypeError(f"{change.__name__} needs its arguments: {change.__name__}{needs}") from None
-    if callable(change):
-        return Function(change)
     what = "a function of the value, a tensor, a number or one of tenterhook.changes"
     raise TypeError(f"a change is {what}, got {type(change).__name__}")
+
+
+def _without_arguments(factory: Callable[..., Change]) -> Change:
+    """What `zero()` gives, for `zero`."""
+    try:
+        return factory()
+    except TypeError:
+        name = factory.__name__
+        needs = _plain(inspect.signature(factory))
+        raise TypeError(f"{name} needs its arguments: {name}{needs}") from None
 
 
 @functools.cache
@@ -218,12 +219,14 @@ def _by_dtype(operand: Any, is_for_operator: bool) -> dict[torch.dtype, Any]:
     return operands
 
 
-@contextmanager
-def _usage_in_errors(usage: str) -> Iterator[None]:
+def _with_usage(
+    name: str, signature: inspect.Signature, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """What a function returns; in a TypeError, how the change is written."""
     try:
-        yield
+        return function(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{usage}: {error}") from None
+        raise TypeError(f"{name}{_plain(signature)}: {error}") from None
 
 
 def _plain(signature: inspect.Signature) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from tenterhook.addresses.sites import own_attributes
+from tenterhook.addresses.modules import own_attributes
 from tenterhook.hooks.tap import Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task, next_sequence_number, sequence_number
 from tenterhook.values.containers import children

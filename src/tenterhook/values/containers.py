@@ -165,15 +165,22 @@ class _CopiedMapping(_MutableMapping):
     """Kinds of dicts, ModelOutput among them: a shallow copy has content of its own."""
 
     def fits(self, cls: type) -> bool:
-        return issubclass(cls, (dict, UserDict, Inputs))
+        return issubclass(cls, (dict, UserDict))
 
     def like(self, value: Any, parts: list[Any]) -> Any:
         if type(value) in pytree.registered:
             return _as_registered(value, parts)
-        made = _copied(value)
-        for key, part in zip(value, parts, strict=True):
-            made[key] = part
-        return made
+        return _copied_with(value, parts)
+
+
+class _Inputs(_Mapping):
+    """The arguments of a call, which nobody but us holds."""
+
+    def fits(self, cls: type) -> bool:
+        return issubclass(cls, Inputs)
+
+    def like(self, value: Any, parts: list[Any]) -> Any:
+        return _copied_with(value, parts)
 
 
 class _Dict(_MutableMapping):
@@ -273,6 +280,7 @@ KINDS: tuple[Kind, ...] = (
     _Tuple(),
     _List(),
     _Dict(),
+    _Inputs(),
     _CopiedMapping(),
     _MutableMapping(),
     _Mapping(),
@@ -359,6 +367,14 @@ def _copied(value: Any) -> Any:
         raise TypeError("its copy is no copy")
     if getattr(value, "__dict__", None) is value:  # what is in it is also an attribute
         made.__dict__ = made
+    return made
+
+
+def _copied_with(value: Any, parts: list[Any]) -> Any:
+    """A shallow copy of a mapping with other values."""
+    made = _copied(value)
+    for key, part in zip(value, parts, strict=True):
+        made[key] = part
     return made
 
 

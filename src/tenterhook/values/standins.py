@@ -22,12 +22,12 @@ class Standins:
         structures = list(_structures(old, new))
         self._containers = [
             _Container(kind, original, standin)
-            for original, standin in structures
-            if type(original) is type(standin) and (kind := _changing_kind(original)) is not None
+            for kind, original, standin in structures
+            if kind.can_change and type(original) is type(standin)
         ]
         self._given = old if self._containers else None
         self._own = {id(one.standin): one.original for one in self._tensors}  # the caller's, by the id of its stand-in
-        self._own |= {id(standin): original for original, standin in structures}
+        self._own |= {id(standin): original for _, original, standin in structures}
 
     def carry_back(self, output: Any) -> Any:
         """After the forward. Returns another output, or None."""
@@ -49,9 +49,9 @@ class _Tensor:
 
     def __init__(self, original: Tensor, standin: Tensor) -> None:
         self.original, self.standin = original, standin
-        counts_writes = not (standin.is_inference() or functorch.is_of_vmap(standin))
-        self._version = version_of(standin) if counts_writes else None
-        self._before = None if counts_writes else standin.clone()
+        self._version = version_of(standin)
+        # In inference mode and under vmap, writes are not counted.
+        self._before = standin.clone() if standin.is_inference() or functorch.is_of_vmap(standin) else None
 
     def carry_back(self) -> bool:
         """Write into the original what was written into this one. Whether that was done."""
@@ -88,23 +88,19 @@ class _Container:
             update(vars(self.original), *_as_own(self._attributes, vars(self.standin), own, containers))
 
 
-def _structures(old: Any, new: Any, around: Ids = ()) -> Iterator[tuple[Any, Any]]:
-    """Each structure of which another has taken the place, and that."""
-    if old is new or isinstance(old, Tensor) or id(old) in around:
+def _structures(old: Any, new: Any, around: Ids = ()) -> Iterator[tuple[Kind, Any, Any]]:
+    """Each structure of which another has taken the place, its kind, and that other."""
+    kind = None if old is new else kind_of(old)
+    if kind is None or id(old) in around:
         return
-    own, standin = dict[Any, Any](children(old)), dict[Any, Any](children(new))
-    if own or _changing_kind(old) is not None:
-        yield old, new
+    own, standin = dict[Any, Any](kind.parts(old)), dict[Any, Any](children(new))
+    if own or kind.can_change:
+        yield kind, old, new
     if type(old) in pytree.registered:  # its parts may be in containers among its attributes
         own |= attributes_of(old) or {}
         standin |= attributes_of(new) or {}
     for key in own.keys() & standin.keys():
         yield from _structures(own[key], standin[key], (*around, id(old)))
-
-
-def _changing_kind(value: Any) -> Kind | None:
-    kind = kind_of(value)
-    return kind if kind is not None and kind.can_change else None
 
 
 def _as_own(

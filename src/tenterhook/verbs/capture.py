@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, resolve_all
+from tenterhook.addresses.sites import Selector, Site, resolve_all
 from tenterhook.addresses.why import is_container
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.session import Session
@@ -86,9 +86,7 @@ class capture:
         how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
         plain = simple and not stop
         session.taps = [
-            PlainOutput(i, site, how)
-            if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT
-            else _tap(i, site, how)
+            PlainOutput(i, site, how) if plain and site.is_whole_output else _tap(i, site, how)
             for i, site in enumerate(sites)
         ]
         if stop:
@@ -124,12 +122,13 @@ class capture:
 
 def _tap(number: int, site: Site, how: How) -> Tap:
     """The tap of a site, for which there may be a faster one."""
-    is_whole = site.address[3:6] == WHOLE_OUTPUT[:3]
     tap: Tap
-    if is_whole and site.address.grad and site.kind == "module":
+    if site.address.is_whole and site.address.grad and site.kind == "module":
         tap = PlainGradient(site, how.scope, KeepGradients(how))
     else:
-        tap = tap_for(site, how.scope, lambda: _action(site, how), lambda found: _inner_tap(found, how, is_whole))
+        tap = tap_for(
+            site, how.scope, lambda: _action(site, how), lambda found: _inner_tap(found, how, site.address.is_whole)
+        )
     tap.number = number
     return tap
 

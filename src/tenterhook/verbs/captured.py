@@ -146,9 +146,9 @@ class Captured:
         """When the model is gone: a glob among the names that were captured."""
         address = _parse_or_none(selector) if isinstance(selector, str) else None
         if address is not None:
-            whole = address.pattern().fullmatch
-            taps = [tap for tap in self._taps if (tap.site.address.role, tap.site.address.grad) == _place(address)[1:]]
-            taps = [tap for tap in taps if whole("" if tap.site.address.name == "." else f"{tap.site.address.name}.")]
+            is_named, sort = address.path_filter(), (address.role, address.grad)
+            taps = [tap for tap in self._taps if (tap.site.address.role, tap.site.address.grad) == sort]
+            taps = [tap for tap in taps if is_named(tap.site.address.name)]
             if taps and address.cls is None:
                 return [
                     (tap.site.address.at(call=address.call, leaf=address.leaf, grad=address.grad), [tap])

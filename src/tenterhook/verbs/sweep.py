@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook.addresses.grammar import known_when_made, may_cover
-from tenterhook.addresses.sites import Site, check_model, resolve, walk
+from tenterhook.addresses.modules import walk
+from tenterhook.addresses.sites import Site, check_model, resolve
 from tenterhook.changes.change import Change, as_change, ready
 from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookError, TenterhookWarning
