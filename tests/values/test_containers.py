@@ -194,6 +194,15 @@ def test_what_is_done_to_a_standin_is_carried_back(value, kind):
     assert getattr(own, "x", 3) == 3 or not isinstance(own, State | Held | Frozen)
 
 
+def test_a_class_that_is_registered_late_is_a_container_from_then_on():
+    class Late(Held):
+        pass
+
+    assert list(leaves([Late(a)])) == []
+    pytree.register_pytree_node(Late, lambda h: ([h.x], None), lambda parts, _: Late(*parts))
+    assert [path for path, _ in leaves([Late(a)])] == [(0, 0)]
+
+
 class Boxed:
     """Somebody's class of which nobody knows."""
 

@@ -187,6 +187,21 @@ def test_a_new_change_may_have_another_shape():
         assert torch.equal(model(x), x[:2])
 
 
+@pytest.mark.usefixtures("declared")
+def test_a_new_change_may_ask_for_the_site():
+    seen = []
+
+    @ready()
+    def note(value, factor, site=None):
+        seen.append(str(site))
+        return value * factor
+
+    model, x = nn.Sequential(nn.Identity()), torch.randn(3, 2)
+    with edit(model, {"0": note(2)}):
+        assert torch.equal(model(x), x * 2)
+    assert seen == ["0@0"] and repr(note(2)) == "note(2)"
+
+
 def test_what_stands_for_a_change():
     assert repr(as_change(3)) == "replace(3)" and repr(as_change(zero)) == "zero()"
     assert repr(as_change(torch.ones(2, 3))) == "replace(<2×3 float32>)"

@@ -41,7 +41,7 @@ _stand_for_changes: list[tuple[tuple[type, ...], Callable[[Any], "Change"]]] = [
 class ready:
     """Declares what a ready-made change is; the function is called with a tensor and the arguments of the change.
 
-    A function whose last parameter is `site` also gets the site of the value.
+    A function that has a parameter `site`, the last one, also gets the site of the value.
     """
 
     random: bool = False  # each call makes something else, unless there is an argument `seed` that is not None
@@ -57,13 +57,14 @@ class ready:
         name, signature = function.__name__, inspect.signature(function)
         known = [p for p in signature.parameters.values() if p.name != "site"][1:]
         rest = signature.replace(parameters=known, return_annotation=Change)
+        takes_site = "site" in signature.parameters
         is_of_one = len(known) == 1 and self.prepare is None
 
         @functools.lru_cache(maxsize=256, typed=True)  # a change is data, so that there need be one scale(2.0) only
         def of_number(number: Any) -> Change:
             arguments = {known[0].name: number}
             self._check(name, arguments)
-            return Change(name, function, arguments, self)
+            return Change(name, function, arguments, self, takes_site)
 
         @functools.wraps(function)
         def make(*args: P.args, **kwargs: P.kwargs) -> Change:
@@ -75,7 +76,7 @@ class ready:
             self._check(name, arguments)
             if self.prepare is not None:
                 arguments = _with_usage(name, rest, self.prepare, arguments)
-            return Change(name, function, arguments, self)
+            return Change(name, function, arguments, self, takes_site)
 
         make.__signature__ = rest  # type: ignore[attr-defined]
         KINDS[name] = make
@@ -96,7 +97,9 @@ class Change:
 
     is_measured = True  # whether somebody may ask how much it changed
 
-    def __init__(self, name: str, function: Callable[..., Tensor], arguments: Arguments, declared: ready) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Tensor], arguments: Arguments, declared: ready, takes_site: bool
+    ) -> None:
         self.name = name
         self.arguments = arguments
         self.values = tuple(arguments.values())  # in the order in which the function takes them
@@ -104,10 +107,11 @@ class Change:
         self.declared = declared
         # The changes that it is made of.
         self.inner = [x for value in self.values for x in _as_tuple(value) if isinstance(x, (Change, Function))]
-        self.takes_site = bool(self.inner)
+        self.takes_site = takes_site
         self._has_tensors = any(isinstance(x, Tensor) for x in self.values)
         # Made of numbers alone, and always the same: such a one is an operator and what it takes beside a value.
-        self.is_plain = not declared.random and all(type(x) in _PLAIN for x in self.values)
+        is_simple = not (declared.random or declared.any_shape or takes_site)
+        self.is_plain = is_simple and all(type(x) in _PLAIN for x in self.values)
         if self.is_plain:
             is_of_one = len(self.values) == 1
             self.operator = (declared.operator or function) if is_of_one else _of_all(function)

@@ -192,14 +192,13 @@ class _Blocks(Change):
     is_busy = is_measured = False
 
     def __init__(self, n: int, rows: int, seen: Seen) -> None:
-        super().__init__("rows", torch.clone, {}, ready(random=True))
+        super().__init__("rows", torch.clone, {}, ready(random=True), takes_site=True)
         self.n = n
         self.rows = rows
         self.seen = seen
         self.edits: dict[int, list[tuple[Site, Change | Function]]] = {}
         self.calls = 0
         self.made: set[tuple[int, Site]] = set()
-        self.takes_site = True
 
     def add(self, i: int, site: Site, change: Change | Function) -> None:
         """One more change for the i-th block; those of one block are made in the order written."""
