@@ -155,10 +155,7 @@ class _MutableMapping(_Mapping):
     def change(self, value: Any, before: Content, now: Content) -> None:
         update(value, before, now)
         if list(now) != [*(key for key in before if key in now), *(key for key in now if key not in before)]:
-            content = dict(value)  # others may have added to it
-            value.clear()
-            for key in (*(key for key in content if key not in now), *(key for key in now if key in content)):
-                value[key] = content[key]
+            _reorder(value, now)
 
 
 class _CopiedMapping(_MutableMapping):
@@ -329,6 +326,14 @@ def update(value: Any, before: Content, now: Content) -> None:
             value[key] = x
 
 
+def _reorder(value: Any, keys: Content) -> None:
+    """Put some keys of a dict in their order, behind those that others have added."""
+    content = dict(value)
+    value.clear()
+    for key in (*(key for key in content if key not in keys), *(key for key in keys if key in content)):
+        value[key] = content[key]
+
+
 def _holds_openly(value: Any, parts: Parts) -> bool:
     """Whether somebody's class has its parts in its attributes, or in containers there.
 
@@ -339,8 +344,14 @@ def _holds_openly(value: Any, parts: Parts) -> bool:
     if {id(part) for part in own} <= set(map(id, attributes)):  # most classes are that plain
         return True
     inside = list(_within(attributes))
-    wanted = {id(x) for x in _within(own) if (kind := kind_of(x)) is None or kind.is_object}
-    return wanted <= set(map(id, inside)) or all(isinstance(x, Tensor) or kind_of(x) is not None for x in inside)
+    wanted = {id(x) for x in _within(own) if not _is_collection(x)}
+    has_objects = any(not isinstance(x, Tensor) and kind_of(x) is None for x in inside)
+    return not has_objects or wanted <= set(map(id, inside))
+
+
+def _is_collection(value: Any) -> bool:
+    kind = kind_of(value)
+    return kind is not None and not kind.is_object
 
 
 def _within(things: Iterable[Any], also_registered: bool = False) -> Iterator[Any]:
