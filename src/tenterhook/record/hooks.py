@@ -20,7 +20,8 @@ from tenterhook.platform.checkpoints import graph_task, saves_hooked, unrecorded
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.record.gather import is_plain, is_wrapped
 from tenterhook.stats.native import mark_firing
-from tenterhook.values.tree import children, version_of
+from tenterhook.values.containers import children
+from tenterhook.values.tree import version_of
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack

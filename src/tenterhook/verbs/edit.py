@@ -5,6 +5,7 @@ with edit(model, {"layer3": zero(), "grad(layer2)": lambda g: g * 2}) as edits:
 edits.report()                # how often each was applied, and how much it changed
 """
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
@@ -15,8 +16,9 @@ from torch.autograd.graph import Node
 
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
-from tenterhook.changes import Change, Function, as_change
+from tenterhook.addresses.sites import Selector, Site, resolve, site_named
+from tenterhook.changes.change import Change, as_change
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import Scope
@@ -28,6 +30,7 @@ _PLAIN: dict[Any, tuple[Any, Any]] = {
     Change: (PlainEdit, PlainReplace),
     Function: (PlainFunctionEdit, ReplaceByFunction),
 }
+_IS_GRADIENT = operator.attrgetter("site.address.grad")
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
 
@@ -54,27 +57,21 @@ class edit:
         reduced: bool = False,
     ) -> None:
         model = searchable(model, "edit")
-        if more or not isinstance(changes, Mapping):
-            got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
-            raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
+        _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
         self._session = Session(model, frozen=frozen, changes=True, reduced=reduced)
         self._groups: list[tuple[Selector, list[Any]]] = []
-        every: list[Any] = []
-        any_gradient = False
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            if made.is_plain and (site := plainly(model, selector, True)) is not None:
-                taps = [_plain_tap(site, made, scope)]
+            if (site := site_named(model, selector)) is not None:
+                taps = [_tap(site, made, scope)]
             else:
                 taps = [_tap(site, made, scope) for site in resolve(model, selector)]
-                any_gradient = any_gradient or taps[0].site.address.grad
             self._groups.append((selector, taps))
-            every += taps
-        self._taps = tuple(every)
+        self._taps = tuple([tap for _, taps in self._groups for tap in taps])
         # The gradient at a site is that of the value that the model goes on with, so values are changed first.
-        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if any_gradient else every
+        self._session.taps = sorted(self._taps, key=_IS_GRADIENT)
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
@@ -148,6 +145,12 @@ class edit:
                 yield address, taps[0].action.change, {id(_thing(tap.site)) for tap in some}
 
 
+def _check_is_one_dict(changes: object, more: tuple[object, ...]) -> None:
+    if more or not isinstance(changes, Mapping):
+        got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
+        raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
+
+
 def _thing(site: Site) -> Any:
     return site.tensor if site.kind in ("parameter", "buffer") else site.module
 
@@ -160,18 +163,14 @@ def _failed(tap: Any) -> str:
 
 
 def _tap(site: Site, change: Change | Function, scope: Scope) -> Any:
-    if change.is_plain and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
-        return _plain_tap(site, change, scope)
+    if change.is_plain and site.is_whole_output:
+        tap, action = _PLAIN[type(change)]
+        return tap(site, scope, action(change))
     if not known_when_made(site.address):
         raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:
         raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
     return tap_for(site, scope, lambda: Replace(change))
-
-
-def _plain_tap(site: Site, change: Change | Function, scope: Scope) -> Any:
-    tap, action = _PLAIN[type(change)]
-    return tap(site, scope, action(change))
 
 
 def _as_change(selector: Selector, change: Any) -> Change | Function:
