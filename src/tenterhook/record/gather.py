@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tenterhook.platform.checkpoints import unrecorded
+from tenterhook.platform.functorch import is_wrapped
 from tenterhook.stats.cpu import SMALL, measure_large, measure_small
 from tenterhook.stats.native import Sheet, is_native, new_sheet
 from tenterhook.stats.plain import plain
 from tenterhook.values.tree import version_of
 
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _TOGETHER = 128  # tensors per launch
 _SHARE = 1 / 50  # of a GPU's memory may wait
 _MOST = 20_000  # rows of one micro-batch

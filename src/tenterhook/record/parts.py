@@ -1,9 +1,7 @@
-"""What happens between two steps of an optimizer, and how it becomes a step on the host.
+"""What was measured in the parts and micro-batches of a step, and how it becomes a step on the host.
 
-A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
-the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
-divided by the scale; where it left out a step after a micro-batch, the gradients up to there had overflowed, and are
-left out too, and so are the losses, unless another optimizer has stepped in its turn.
+Which parts and micro-batches a step has is said in `assemble.py`. Under a GradScaler the gradients are divided by the
+scale; those of micro-batches that do not count, for a step was left out after them, are left out too.
 """
 
 import math
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook.record import assemble
 from tenterhook.record.gather import Gather, Scalars
 from tenterhook.record.places import Place
 from tenterhook.record.step import Histograms, Layout, Parameter, Rows, Step
@@ -25,27 +24,20 @@ _MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
 
 
 class Micro:
-    """One forward and its backward."""
+    """What was measured in one micro-batch."""
 
-    __slots__ = (
-        *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "tasks", "values", "was_left_out", "watched"),
-    )
+    __slots__ = ("frozen", "gather", "has_scale", "last", "modes", "scalars", "scaler", "token", "values")
 
-    def __init__(self, at_once: set[int], sampled: bool) -> None:
+    def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
+        self.token = token
         self.gather = Gather(at_once) if sampled else _NOTHING
         self.scalars = Scalars()
         self.values: dict[int, Any] = {}
-        self.tasks: set[int] = set()  # its backward passes
-        self.watched: set[int] = set()  # those of them that are seen in steps that are not sampled, too
-        self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
-        self.last: Any = None  # the hook of the module that was last called
+        self.last: Any = None  # the site of the module that was last called
         self.has_scale = False
         self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
-        self.called = False  # whether a model was
-        self.was_left_out = False  # whether a GradScaler has left out the step after it, of one optimizer or more
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
@@ -60,36 +52,31 @@ class Micro:
 
 
 class Part:
-    """Everything since an optimizer last stepped."""
+    """What was measured in one part."""
 
-    __slots__ = (
-        *("classes", "handles", "keeps_last", "micros", "optimizers"),
-        *("parameters", "rates", "sampled", "unscaled_late"),
-    )
+    __slots__ = ("classes", "handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
 
-    def __init__(self, at_once: set[int], sampled: bool) -> None:
+    def __init__(self, token: assemble.Part, sampled: bool) -> None:
+        self.token = token
         self.sampled = sampled
-        self.micros = [Micro(at_once, sampled)]
+        self.of: dict[assemble.MicroBatch, Micro] = {}
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
-        self.keeps_last = False  # whether losses before the last step that was left out count: another one was not
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
-    def is_watched(self) -> bool:
-        """Whether all its backward passes are seen if it is not sampled, too."""
-        first = self.micros[0]
-        if first.watched == first.tasks and len(self.micros) == 1:  # as nearly always
-            return bool(first.watched)
-        return bool(first.watched) and all(micro.watched >= micro.tasks for micro in self.micros)
+    @property
+    def micros(self) -> list[Micro]:
+        """Those that count; what led to a step that raised does not."""
+        return [self.of[micro] for micro in self.token.micros]
 
     def close(self) -> None:
         """Nothing more comes: send what there is to the host."""
         for handle in self.handles:
             handle.remove()
-        self.micros[-1].settle()
+        self.of[self.token.micros[-1]].settle()
 
 
 class Pending:
@@ -97,11 +84,11 @@ class Pending:
 
     __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, parts: list[Part], seconds: float, time: float, spent: float) -> None:
         self.number = number
-        self.parts: list[Part] = []
-        self.seconds = self.time = self.spent = 0.0
-        self.sampled = False  # whether its values were measured
+        self.parts = parts
+        self.seconds, self.time, self.spent = seconds, time, spent
+        self.sampled = any(part.sampled for part in parts)  # whether its values were measured
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""
@@ -116,21 +103,20 @@ class Pending:
             step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
-            facts = [dict(micro.scalars.read()) for micro in part.micros]
-            skips = [micro.was_left_out or _fell(part.micros, facts, i) for i, micro in enumerate(part.micros)]
-            ends = [0, *(i + 1 for i, many in enumerate(skips) if many)]  # up to the last one, they were left out
-            keeps = part.keeps_last and not any(micro.tasks for micro in part.micros[ends[-1] :])
-            lost = ends[-2] if keeps and len(ends) > 1 else ends[-1]
+            micros = part.micros
+            facts = [dict(micro.scalars.read()) for micro in micros]
+            skips = [micro.token.skipped or _fell(micros, facts, i) for i, micro in enumerate(micros)]
+            first, first_loss = assemble.first_that_count(part.token, skips)
             losses: list[float] = []
-            for i, micro in enumerate(part.micros):
+            for i, micro in enumerate(micros):
                 step.training.update(micro.modes)
                 step.frozen |= micro.frozen
                 step.unmeasured += micro.gather.skipped + micro.gather.lost
                 found = self._scalars(step, facts[i])
                 step.backwards += len(found)
-                losses += found if i >= lost else []
+                losses += found if i >= first_loss else []
                 step.skipped += skips[i] + (facts[i].get("skipped", 0) > 0)
-                _collect(places, micro, facts[i], i < ends[-1], part.unscaled_late, found_rows)
+                _collect(places, micro, facts[i], i < first, part.unscaled_late, found_rows)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
         owners, numbers, histograms = found_rows

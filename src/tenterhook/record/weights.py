@@ -20,11 +20,6 @@ _OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then a
 class Weights:
     """What is known of one optimizer's parameters: whose they are, and their places."""
 
-    alone: frozenset[int] = frozenset()  # the number of its optimizer
-    wraps = False  # whether it only has another optimizer step
-    state: tuple[int, list[int]] = (-1, [])  # if so, at the start of its last step: a count of all, and its versions
-    missed = 0  # its steps before which no backward pass was seen
-
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
         self._models, self._places, self._what = models, places, what
         self._all = everything  # whether those that belong to no known model count too
