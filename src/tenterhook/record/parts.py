@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook.record import assemble
-from tenterhook.record.gather import Gather, Scalars
+from tenterhook.record.gather import Gather
+from tenterhook.record.numbers import Scalars
 from tenterhook.record.places import Place
 from tenterhook.record.step import Histograms, Layout, Parameter, Rows, Step
 from tenterhook.stats import BINS, NUMBERS
