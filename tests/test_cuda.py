@@ -10,10 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tenterhook import capture, edit, sweep
 from tenterhook.changes import add, at, clip_norm, noise, reverse, scale, zero
-from tests.hooks.test_checkpoint import ADDRESSES, Net
-from tests.inside.test_inside import Checkpointed, Steps
-from tests.verbs.test_edit_checkpoint import EDITS
-from tests.verbs.test_edit_checkpoint import Net as Segments
+from tests.hooks.models import ADDRESSES, Segments
+from tests.inside.models import Checkpointed, Steps
+from tests.verbs.checkpointed import EDITS, Net
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -24,8 +23,8 @@ def mlp():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_recomputes_in_the_device_thread_and_is_matched(reentrant):
-    plain = Net().cuda()
-    wrapped = Net(reentrant).cuda()
+    plain = Segments().cuda()
+    wrapped = Segments(reentrant).cuda()
     wrapped.load_state_dict(plain.state_dict())
     x = torch.randn(3, 4, device="cuda")
 
@@ -132,7 +131,7 @@ def test_shares_and_frozen_checkpoints_in_the_device_thread():
 def test_edits_are_made_again_in_the_device_thread(reentrant, edits, inside):
     if not inside and any(address.startswith("grad") or address.endswith("weight") for address in edits):
         pytest.skip("ends with the block")
-    plain, wrapped = Segments().cuda(), Segments(reentrant).cuda()
+    plain, wrapped = Net().cuda(), Net(reentrant).cuda()
     wrapped.load_state_dict(plain.state_dict())
 
     def go(model):

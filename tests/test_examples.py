@@ -115,7 +115,7 @@ def test_every_example_is_tested():
 
 
 def test_the_verdict_names_every_planted_fault(example, tmp_path):
-    """What `make demo` shows; test_run.py has the same script style in processes of its own."""
+    """What `make demo` shows; test_run_styles.py has the same script style in processes of its own."""
     faulty = example("faulty")
     assert len((EXAMPLES / "faulty.py").read_text().splitlines()) < 80
     recording = Recording(tmp_path, Options(), None, [])

@@ -1,3 +1,5 @@
+"""The command line without `run`: the list of sites, what is said when something is wrong, and the version."""
+
 import subprocess
 import sys
 

@@ -11,34 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tenterhook import NotSeenError, capture, edit, observe
 from tenterhook.changes import add
-
-BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-
-
-class Net(nn.Module):
-    """Three segments; `shared` runs in all of them, twice in each."""
-
-    def __init__(self, reentrant=None, p=0.0):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.shared = nn.Linear(4, 4)
-        self.drop = nn.Dropout(p)
-        self.reentrant = reentrant
-
-    def segment(self, layer, x):
-        h = self.shared(layer(x)).tanh()
-        return self.drop(self.shared(h)).sin()
-
-    def forward(self, x):
-        for layer in self.layers:
-            if self.reentrant is None:
-                x = self.segment(layer, x)
-            else:
-                x = checkpoint(self.segment, layer, x, use_reentrant=self.reentrant)
-        return x
-
-
-ADDRESSES = ("layers.*", "shared", "drop", "shared:in", "layers.1:in")
+from tests.hooks.models import ADDRESSES, BOTH, Segments
 
 
 def run(model, x, backwards=1, watch=True):
@@ -55,8 +28,8 @@ def run(model, x, backwards=1, watch=True):
 @BOTH
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_values_and_gradients_equal_those_without_a_checkpoint(reentrant, p):
-    plain, x = Net(p=p), torch.randn(3, 4)
-    wrapped = Net(reentrant, p)
+    plain, x = Segments(p=p), torch.randn(3, 4)
+    wrapped = Segments(reentrant, p)
     wrapped.load_state_dict(plain.state_dict())
     truth, *_ = run(plain, x)
     _, x_grad, grads = run(wrapped, x, watch=False)
@@ -75,8 +48,8 @@ def test_values_and_gradients_equal_those_without_a_checkpoint(reentrant, p):
 
 @BOTH
 def test_several_backwards_of_one_forward(reentrant):
-    plain, x = Net(), torch.randn(3, 4)
-    wrapped = Net(reentrant)
+    plain, x = Segments(), torch.randn(3, 4)
+    wrapped = Segments(reentrant)
     wrapped.load_state_dict(plain.state_dict())
     truth, *_ = run(plain, x, backwards=2)
     seen, *_ = run(wrapped, x, backwards=2)
@@ -88,8 +61,8 @@ def test_several_backwards_of_one_forward(reentrant):
 
 @BOTH
 def test_several_forwards_before_their_backwards_in_another_order(reentrant):
-    plain, x = Net(), torch.randn(3, 4)
-    wrapped = Net(reentrant)
+    plain, x = Segments(), torch.randn(3, 4)
+    wrapped = Segments(reentrant)
     wrapped.load_state_dict(plain.state_dict())
 
     def run(model):
@@ -109,7 +82,7 @@ def test_several_forwards_before_their_backwards_in_another_order(reentrant):
 
 @BOTH
 def test_a_session_opened_only_around_the_backward_says_so(reentrant):
-    model = Net(reentrant)
+    model = Segments(reentrant)
     loss = model(torch.randn(3, 4, requires_grad=True)).sum()
     with capture(model, "shared") as seen:
         loss.backward()
@@ -118,7 +91,7 @@ def test_a_session_opened_only_around_the_backward_says_so(reentrant):
 
 
 def test_a_reentrant_checkpoint_whose_backward_never_came():
-    model = Net(reentrant=True)
+    model = Segments(reentrant=True)
     with capture(model, "grad(shared)") as seen:
         model(torch.randn(3, 4, requires_grad=True))
     with pytest.raises(NotSeenError, match="its checkpoint was not run again"):

@@ -1,26 +1,19 @@
-"""What a session promises: nothing changed, nothing left, own calls only, whatever happens."""
+"""What a session promises: nothing changed, own calls only, nothing left, whatever happens."""
 
 import asyncio
 import contextlib
 import contextvars
-import copy
-import copyreg
-import gc
-import io
-import pickle
 import threading
-import weakref
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from tenterhook import NotSeenError, capture, edit, observe, watch
-from tenterhook.changes import scale
+from tenterhook import NotSeenError, capture, observe
 from tenterhook.hooks import scope
 from tests.conftest import ours
+from tests.hooks.models import mlp, x
 
 
 class Block(nn.Module):
@@ -88,13 +81,6 @@ def test_observing_changes_nothing(kind):
     assert len(bare) == len(watched) > 40
     for ours_, theirs in zip(watched, bare, strict=True):
         assert torch.equal(ours_, theirs)
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
-
-
-x = torch.randn(3, 4)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -259,189 +245,6 @@ def test_a_session_may_be_left_in_another_context_than_it_was_entered_in():
     contextvars.copy_context().run(session.__exit__, None, None, None)
     assert not ours(model)
     scope._open_scopes.set(())
-
-
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    return file.getvalue()
-
-
-def sessions(model, folder):
-    """What may be open while a model is saved, each with hooks of every kind."""
-    yield capture(model, "0", "1:in", "grad(1:in)", grad=True)
-    yield edit(model, {"0": scale(2.0), "1:in": lambda v: v, "grad(1:in)": scale(2.0)})
-    yield observe(model, {"**": lambda site, value: None})
-    yield watch(model, to=folder / "run", every=1)
-
-
-@pytest.mark.parametrize("which", range(4))
-def test_a_model_is_saved_pickled_and_copied_without_a_trace_of_us(tmp_path, which):
-    model = mlp()
-    ways = (saved, pickle.dumps, pickle._dumps)  # the last is the one written in Python
-    bare, tables = [way(model) for way in ways], dict(copyreg.dispatch_table)
-    with list(sessions(model, tmp_path))[which]:
-        model(x).sum().backward()
-        model.zero_grad()
-        assert any(ours(model))
-        assert [way(model) for way in ways] == bare
-        twin = copy.deepcopy(model)
-        for module in twin.modules():
-            tables_of = (module._forward_hooks, module._forward_pre_hooks)
-            assert not any((*tables_of, module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs))
-        torch.jit.script(pickle.loads(pickle.dumps(model)))
-    assert copyreg.dispatch_table == tables
-
-
-def test_a_model_saved_inside_a_session_loads_with_weights_only(tmp_path):
-    model = mlp()
-    with capture(model, "0", "1:in", grad=True):
-        torch.save(model, tmp_path / "model.pt")
-    known = [nn.Sequential, nn.Linear, nn.ReLU]
-    with torch.serialization.safe_globals(known):
-        assert torch.equal(torch.load(tmp_path / "model.pt", weights_only=True)(x), model(x))
-
-
-def count(module, args, output):
-    module.counted = True
-
-
-def test_hooks_of_the_user_are_saved_as_ever():
-    model = mlp()
-    model[0].register_forward_hook(count)
-    model[1].register_forward_pre_hook(lambda module, args: None).remove()
-    bare = pickle.dumps(model)
-    with capture(model, "0", "1:in"):
-        assert pickle.dumps(model) == bare
-    again = pickle.loads(bare)
-    again(x)
-    assert again[0].counted
-
-
-def test_other_dicts_are_pickled_as_ever():
-    class Kind(OrderedDict):
-        pass
-
-    model, plain, marked = mlp(), OrderedDict({-1: True, "a": model_free}), OrderedDict(b=1)
-    marked.version = 3  # as a state dict has its metadata
-    bare = [pickle.dumps(one) for one in (plain, marked, model.state_dict())]
-    with capture(model, "0", "1:in"):
-        assert [pickle.dumps(one) for one in (plain, marked, model.state_dict())] == bare
-        assert copy.deepcopy(marked).version == 3 and type(copy.deepcopy(Kind(a=1))) is Kind
-
-
-def model_free():
-    """Something that can be pickled."""
-
-
-def test_somebody_elses_reducer_stays_in_force():
-    calls = []
-
-    def reducer(table):
-        calls.append(len(table))
-        return table.__reduce__()
-
-    copyreg.dispatch_table[OrderedDict] = reducer
-    try:
-        with capture(mlp(), "0"):
-            pickle.dumps(OrderedDict(a=1, b=2))
-        assert calls == [2] and copyreg.dispatch_table[OrderedDict] is reducer
-    finally:
-        del copyreg.dispatch_table[OrderedDict]
-
-
-def test_sessions_that_overlap_hide_until_the_last_ends():
-    model = mlp()
-    bare, first, second = pickle.dumps(model), capture(model, "0"), capture(model, "1")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert pickle.dumps(model) == bare
-    second.__exit__(None, None, None)
-    assert OrderedDict not in copyreg.dispatch_table
-
-
-class Marked(torch.autograd.Function):
-    """A node that, unlike PyTorch's own, can be referred to weakly."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-def test_no_leak_without_the_garbage_collector():
-    model = mlp()
-    gc.collect()
-    gc.disable()
-    try:
-        for options in ({}, {"detach": False}, {"copy": False}, {"detach": False, "copy": False}):
-            dead = []
-
-            def run(options=options, dead=dead):
-                batch = torch.randn(3, 4, requires_grad=True)
-                with capture(model, "**", "**:in", "**.weight", grad=True, **options) as seen:
-                    out = model(node := Marked.apply(batch))
-                    out.pow(2).sum().backward(create_graph=False)
-                dead += [weakref.ref(out), weakref.ref(node.grad_fn), weakref.ref(seen), weakref.ref(seen["2"])]
-                dead += [weakref.ref(batch), weakref.ref(seen._taps[0])]
-
-            run()
-            assert [ref() for ref in dead] == [None] * len(dead), options
-    finally:
-        gc.enable()
-
-
-def test_the_graph_is_not_held_by_what_is_kept():
-    model = mlp()
-    with capture(model, grad=True) as seen:
-        ref = weakref.ref((node := Marked.apply(x.clone().requires_grad_())).grad_fn)
-        model(node).sum().backward()
-        del node
-    assert ref() is None
-    assert seen["2"].grad_fn is None
-
-
-def test_a_captured_does_not_keep_the_model_alive():
-    model = mlp()
-    with capture(model, "0") as seen:
-        model(x)
-    ref = weakref.ref(model)
-    del model
-    gc.collect()
-    assert ref() is None
-    assert seen["0"].shape == (3, 8)
-    with pytest.raises(NotSeenError, match="was not captured"):
-        seen["1"]
-
-
-def test_long_sessions_do_not_pile_up_handles():
-    model = mlp()
-    leaf = nn.Parameter(x.clone())
-    model.insert(0, nn.Identity())
-    with capture(model, "grad(0)", "grad(1)", keep="last", reduce=torch.sum) as seen:
-        for _ in range(1500):
-            model(leaf).sum().backward()
-    assert seen.report().rows[1][1] == "1500×"
-    assert seen.report().rows[0][1] == "1500×"
-
-
-def test_memory_held_is_what_was_captured():
-    model = mlp()
-
-    def alive():
-        gc.collect()
-        return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is torch.Tensor)
-
-    before = alive()
-    with capture(model, "0", "grad(2)") as seen:
-        model(x).sum().backward()
-    model.zero_grad()
-    assert alive() - before == (3 * 8 + 3 * 2) * 4
-    assert len(seen) == 2
 
 
 def test_a_module_that_is_called_inside_itself():

@@ -12,7 +12,7 @@ from torch import nn
 from tenterhook import watch
 from tenterhook.record.gather import Gather
 from tenterhook.stats import NUMBERS
-from tests.stats.test_stats import CASES, check, measured
+from tests.stats.measuring import CASES, check, measured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -1,3 +1,5 @@
+"""observe: a function gets each site and value, and changes nothing."""
+
 import pytest
 import torch
 from torch import nn

@@ -4,13 +4,13 @@ import builtins
 import importlib.machinery
 import io
 import os
-import runpy
 import sys
 import threading
 import types
 from pathlib import Path
 from typing import Any
 
+from tenterhook.platform.program import NoSuchModule, find_module, join_threads
 from tenterhook.say import say
 
 
@@ -90,8 +90,8 @@ def _script(file: str) -> tuple[types.CodeType, dict[str, Any]]:
 
 def _module(name: str) -> tuple[types.CodeType, dict[str, Any]]:
     try:
-        _, spec, code = runpy._get_module_details(name, runpy._Error)  # type: ignore[attr-defined]
-    except runpy._Error as error:  # type: ignore[attr-defined]
+        spec, code = find_module(name)
+    except NoSuchModule as error:
         sys.exit(f"{sys.executable}: {error}")
     sys.argv[0] = spec.origin
     names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader, "__spec__": spec}
@@ -123,7 +123,7 @@ def wait_for_threads() -> None:
     main = threading.main_thread()
     if threading.current_thread() is main and any(not t.daemon for t in threading.enumerate() if t is not main):
         try:
-            threading._shutdown()  # type: ignore[attr-defined]
+            join_threads()
         except BaseException as error:  # Ctrl-C, which ends the wait and no more
             facts = {"exc_type": type(error), "exc_value": error, "exc_traceback": error.__traceback__}
             sys.unraisablehook(types.SimpleNamespace(**facts, err_msg=None, object=threading))

@@ -18,6 +18,9 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook.errors import EditError
 from tenterhook.hooks.scope import here
 from tenterhook.hooks.tap import Tap, with_part
+from tenterhook.platform.autograd import sequence_number
+from tenterhook.platform.functorch import in_transform_without_gradients
+from tenterhook.platform.tensors import is_view
 from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Path, can_have_gradient, itself, leaves, rebuild, unshared
 
@@ -63,7 +66,7 @@ class GradientTap(Tap):
         if not tensor.requires_grad:
             self.missed = self.why_no_gradient(tensor, call)
             return
-        self.is_view = self.is_view or tensor._is_view()
+        self.is_view = self.is_view or is_view(tensor)
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
         handle = tensor.register_hook(Unsaved(self.arrive, call, path))
         self.scope.add(handle)
@@ -86,8 +89,7 @@ class GradientTap(Tap):
         """Why a tensor that does not require a gradient does not."""
         if not can_have_gradient(tensor):
             return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
-        stack = torch._C._functorch.get_interpreter_stack()
-        if stack and all(one.key() != torch._C._functorch.TransformType.Grad for one in stack):
+        if in_transform_without_gradients():
             return "inside vmap or jvp a value has no gradient of its own; it has one in torch.func.grad or vjp"
         if torch.is_grad_enabled():
             return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
@@ -188,4 +190,4 @@ def _is_older(tensor: Tensor, start: CallStart | None) -> bool:
     if start is None:
         return False
     node = tensor.grad_fn
-    return node is None or node._sequence_nr() < start.number or node in start.nodes or tensor._is_view()
+    return node is None or sequence_number(node) < start.number or node in start.nodes or is_view(tensor)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from tenterhook.hooks.scope import Scope, here
-from tenterhook.platform.checkpoints import checkpoints, graph_task, may_be_checkpointed
+from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.checkpoints import checkpoints, may_be_checkpointed
+from tenterhook.platform.modes import function_mode_is_on, push_function_mode, remove_function_mode
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -20,23 +21,16 @@ class Mode(TorchFunctionMode):
         """In this thread; False where it is on already."""
         if self.is_on():
             return False
-        torch._C._push_on_torch_function_stack(self)
+        push_function_mode(self)
         return True
 
     def is_on(self) -> bool:
         """Whether it is on in this thread."""
-        return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
+        return function_mode_is_on(self)
 
     def switch_off(self) -> None:
         """In this thread."""
-        above = []
-        while torch._C._len_torch_function_stack():
-            mode = torch._C._pop_torch_function_stack()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            torch._C._push_on_torch_function_stack(mode)
+        remove_function_mode(self)
 
     def place_hooks(self, session: "Session") -> None:
         """Place the hooks that it needs, once all taps are placed."""

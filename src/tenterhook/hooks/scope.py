@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import _CheckpointFrame
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import (
     beside_checkpoints,
     checkpoints,
-    graph_task,
     may_be_checkpointed,
     run_again_under,
+    runs_in_backward,
 )
 from tenterhook.values.tree import can_have_gradient
 
@@ -60,7 +60,7 @@ class Scope:
 
     def is_recomputed(self) -> bool:
         """Whether it was opened inside what a checkpoint of the non-reentrant kind runs again."""
-        return any(isinstance(one, _CheckpointFrame) for one in self.around)
+        return any(map(runs_in_backward, self.around))
 
     def close(self) -> None:
         """Undo `open`; not by a token, for a session may be left in another context than it was entered in."""

@@ -18,6 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from tenterhook.addresses.sites import own_attributes
 from tenterhook.hooks.tap import Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task, next_sequence_number, sequence_number
+from tenterhook.platform.tensors import viewed_by
 from tenterhook.values.tree import Path, children
 
 _NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
@@ -146,7 +147,7 @@ class _Sum:
 def _origins(tensor: Tensor) -> Iterator[_Origin]:
     edge = get_gradient_edge(tensor)
     yield _Origin(edge.node, edge.output_nr)
-    base = tensor._base
+    base = viewed_by(tensor)
     if base is not None and base.requires_grad:
         # Writing into a view re-routes the graph: the base gets a CopySlices node, which goes around the view.
         edge = get_gradient_edge(base)

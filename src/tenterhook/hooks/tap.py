@@ -19,7 +19,8 @@ from tenterhook.addresses.grammar import may_cover
 from tenterhook.addresses.sites import Site
 from tenterhook.addresses.why import why_never_called
 from tenterhook.hooks.scope import Scope, here
-from tenterhook.platform.checkpoints import Replays, graph_task, may_be_checkpointed
+from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.checkpoints import Replays, may_be_checkpointed
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Path, describe, paths_of, pick, put, version_of

@@ -12,6 +12,7 @@ from tenterhook.hooks.swap import Swap
 from tenterhook.hooks.tap import Call, Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task
 from tenterhook.platform.checkpoints import checkpoints
+from tenterhook.platform.fsdp import local_part
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -58,7 +59,7 @@ class TensorTap(Tap):
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated_first))
             return
         session.places.keep(parameter.register_hook(hooks.contributed))
-        if hasattr(parameter, "_local_tensor"):
+        if local_part(parameter) is not None:
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated))
 
     def _put_other(self, session: "Session", tensor: Tensor) -> None:

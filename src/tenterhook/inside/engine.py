@@ -39,8 +39,8 @@ from tenterhook.inside.operation import attention, is_functional, opened, operat
 from tenterhook.inside.pattern import Pattern, codes_of
 from tenterhook.inside.pause import Pause
 from tenterhook.inside.variables import NO_FRAME, Variables, busy, is_wrapper
+from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.bytecode import Exit, Taker
-from tenterhook.platform.checkpoints import graph_task
 from tenterhook.platform.frames import CALLS, let_go
 from tenterhook.platform.hook_tables import Hook
 

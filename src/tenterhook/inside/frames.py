@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from tenterhook.inside.held import Held
 from tenterhook.inside.names import spots
+from tenterhook.platform.autograd import graph_task, jvp_enabled, saves_hooked
 from tenterhook.platform.bytecode import COMPREHENSIONS
-from tenterhook.platform.checkpoints import Again, checkpoint_of, graph_task, jvp_enabled, saves_hooked
+from tenterhook.platform.checkpoints import Again, checkpoint_of
 from tenterhook.platform.frames import (
     CALLS,
     LOCALS_ARE_COPIED,

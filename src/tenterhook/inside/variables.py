@@ -39,8 +39,8 @@ from tenterhook.inside.here import SUSPENDS, Here
 from tenterhook.inside.names import Spot, spots
 from tenterhook.inside.operation import is_operation
 from tenterhook.inside.pattern import Pattern, codes_of, hand_to, is_called
+from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.bytecode import COMPREHENSIONS
-from tenterhook.platform.checkpoints import graph_task
 
 if TYPE_CHECKING:
     from tenterhook.inside.taps import InnerTap

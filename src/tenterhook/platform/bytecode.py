@@ -2,6 +2,8 @@
 
 A value may wait on the stack before it is stored, as the first one in `q, k = self.q(x), self.k(x)`; what the
 instructions in between put there and take away tells when its turn comes.
+
+Relies on: the names and stack effects of the instructions of Python 3.11 to 3.14, as `dis` gives them.
 """
 
 import dis

@@ -4,31 +4,35 @@ A checkpoint runs its function twice: in the forward, and again in the backward,
 object of its own stays the same and tells which calls belong together: the autograd context of the reentrant kind,
 the `_CheckpointFrame` of the other. It also holds the function; `run_again_under` has it ask the sessions that
 changed something the first time to do so the second time, even where they were left in between.
+
+Relies on, in `torch.utils.checkpoint`: in the first pass of the non-reentrant kind, saved tensors are hooked by
+functions whose closure has the `_CheckpointFrame`, and a generator called `gen` in the frame of `checkpoint()` has it
+as `new_frame`; the second pass runs below a function `unpack_hook` whose closure has it as `frame`, calls its
+`recompute_fn` and may end with `_StopRecomputationError`. The reentrant kind is an autograd Function: the first
+argument of its `forward` and `backward` is called `ctx`, a `torch._C._FunctionBase` with a `run_function`.
+Selective ones push `_CachingTorchDispatchMode` and `_CachedTorchDispatchMode`.
 """
 
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+
+from tenterhook.platform.autograd import graph_task, jvp_enabled, saves_hooked
+from tenterhook.platform.modes import dispatch_modes as modes
+from tenterhook.platform.modes import unrecorded, without_dispatch_modes
+
+# Until all branches are merged: record/, values/ and inside/ still ask for these here.
+__all__ = ["graph_task", "jvp_enabled", "modes", "saves_hooked", "unrecorded"]
 
 _FILE = checkpoint.__file__
 Enough = checkpoint._StopRecomputationError  # a recomputation has all that it wants, and ends there
 _SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
-graph_task = torch._C._current_graph_task_id
-saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
-modes = torch._C._len_torch_dispatch_stack
-jvp_enabled = torch._C._is_fwd_grad_enabled
 _lock = threading.Lock()
 
 
@@ -79,31 +83,18 @@ def _closed_over(pack: Any) -> Any:
     return None
 
 
-def unrecorded() -> AbstractContextManager[Any]:
-    """Without any dispatch mode, whoever's it is."""
-    return _disable_current_modes() if modes() else nullcontext()
-
-
-@contextmanager
-def beside_checkpoints() -> Iterator[None]:
+def beside_checkpoints() -> AbstractContextManager[None]:
     """For what is done beside the model: a selective checkpoint must not count on seeing it again."""
-    stack = _get_current_dispatch_mode_stack() if modes() else []
-    first = next((i for i, mode in enumerate(stack) if isinstance(mode, _SELECTIVE)), len(stack))
-    above = stack[first:]
-    others = [mode for mode in above if not isinstance(mode, _SELECTIVE)]
-    _exchange(above, others)
-    try:
-        yield
-    finally:
-        _exchange(others, above)
+    return without_dispatch_modes(_is_selective)
 
 
-def _exchange(old: list[Any], new: list[Any]) -> None:
-    """Put other modes in the place of the uppermost."""
-    for _ in old:
-        _pop_mode()
-    for mode in new:
-        _push_mode(mode)
+def _is_selective(mode: Any) -> bool:
+    return isinstance(mode, _SELECTIVE)
+
+
+def runs_in_backward(one: Any) -> bool:
+    """Whether a checkpoint is of the kind that is not reentrant, which runs again within the same backward pass."""
+    return isinstance(one, checkpoint._CheckpointFrame)
 
 
 class Replays:
@@ -173,7 +164,7 @@ class Again:
 
 def run_again_under(one: Any, number: int, session: Callable[[], AbstractContextManager[None]]) -> None:
     """Have a checkpoint enter a session, the `number`-th that was opened, for its second run."""
-    name = "recompute_fn" if isinstance(one, checkpoint._CheckpointFrame) else "run_function"
+    name = "recompute_fn" if runs_in_backward(one) else "run_function"
     with _lock:
         function = getattr(one, name, None)
         if function is not None:

@@ -5,13 +5,23 @@ of a class that was compiled before. The eager stance makes every compiled call 
 hooks fire; the compiled code stays in its cache and is used again, as it is, once the stance is lifted.
 
 The stance belongs to the process, not to a thread, so sessions that overlap share one: the first sets it, the
-last puts back what was there. That count lives in this module, as the swapped parameters do in `_swap`.
+last puts back what was there. That count lives in this module, as the swapped parameters do in `hooks/swap.py`.
+
+Relies on: `torch._dynamo.eval_frame._set_stance`, which gives the stance before and refuses inside compiled code, and
+`DynamoStance("force_eager")`; `convert_frame.input_codes.seen`, the code that was compiled so far; a wrapped module
+keeps the original as `_orig_mod`, one compiled in place has a `_compiled_call_impl`; `set_code_exec_strategy` with
+`_FrameAction.SKIP` in `torch._C._dynamo.eval_frame`; `torch._dynamo.callback.callback_handler`, which calls back when
+anything begins to be compiled.
 """
 
+import contextlib
 import functools
 import sys
 import threading
 from typing import Any
+
+import torch
+from torch import nn
 
 _lock = threading.Lock()
 _open = 0
@@ -57,3 +67,22 @@ def something_was_compiled() -> bool:
     """Whether torch.compile has turned any Python code of this process into a graph."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(frames.input_codes.seen)
+
+
+def never_compile(*functions: Any) -> None:
+    """Where the compiler runs code as it is, it still would compile the hooks that this code calls."""
+    compiler = torch._C._dynamo.eval_frame
+    with contextlib.suppress(AttributeError, TypeError):
+        skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
+        for function in functions:
+            compiler.set_code_exec_strategy(function.__code__, skip)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of this module runs compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiler_callbacks() -> Any:
+    """Has `register_start_callback` and `remove_start_callback`; None while the compiler has not been imported."""
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

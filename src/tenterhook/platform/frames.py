@@ -1,8 +1,8 @@
 """The frames of running code: their local variables, read without keeping them alive.
 
-Relies on: `sys._getframe`; before Python 3.13 `frame.f_locals` is a dict that the frame keeps, so that reading it once
-keeps every variable alive until the frame ends, unless the dict is emptied again; torch's calls of modules are all in
-the file of nn.Module.
+Relies on: `sys._getframe` and `sys._current_frames`; before Python 3.13 `frame.f_locals` is a dict that the frame
+keeps, so that reading it once keeps every variable alive until the frame ends, unless the dict is emptied again;
+torch's calls of modules are all in the file of nn.Module.
 """
 
 import sys
@@ -15,6 +15,8 @@ from torch import nn
 from tenterhook.platform.bytecode import LOOKERS
 
 T = TypeVar("T")
+frame_here = sys._getframe  # of whoever asks; a number says how many functions further out
+frames_of_threads = sys._current_frames  # by thread
 CALLS = nn.modules.module.__file__  # where a module's call leads to its forward
 LOCALS_ARE_COPIED = sys.version_info < (3, 13)  # whether f_locals is one
 

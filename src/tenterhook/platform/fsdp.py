@@ -1,7 +1,11 @@
-"""FSDP2: the sharded parameter behind a name.
+"""FSDP2 and DTensor: the sharded parameter behind a name, and the part of it that this rank holds.
 
 A module under `fully_shard` holds its sharded parameter most of the time, and the gathered one while it runs or
 after an evaluation. The optimizer and `.grad` belong to the sharded one, so that is what a name means.
+
+Relies on: a module under `fully_shard` has `_get_fsdp_state()`, with one `_fsdp_param_group` in torch 2.11 or several
+`_fsdp_param_groups` from 2.13 on, whose `fsdp_params` have a `sharded_param` and a `_module_info` (the modules and the
+names of the parameter there); a DTensor has the tensor of its rank as `_local_tensor`.
 """
 
 import sys
@@ -21,6 +25,11 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], Tensor]:
             names = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
             found.update({(id(owner), name): parameter.sharded_param for owner, name in names})
     return found
+
+
+def local_part(tensor: Tensor) -> Tensor | None:
+    """Of a DTensor: what this rank holds. None for other tensors."""
+    return getattr(tensor, "_local_tensor", None)
 
 
 def _managed(module: nn.Module) -> list[Any]:

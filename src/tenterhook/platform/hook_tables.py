@@ -6,6 +6,10 @@
 The key of every entry of ours is a `HookId`. While anything of ours is in a model (`begin_hiding` … `end_hiding`), a
 reducer for OrderedDict, which these tables are, leaves such entries out. Pickle, torch.save and copy.deepcopy all ask
 `copyreg.dispatch_table` for it, so that what they make of a model has no trace of us.
+
+Relies on: the tables of `nn.Module` are OrderedDicts, run in their order, and any int may be a key; those with keyword
+arguments have it in a second table; `RemovableHandle(table, extra_dict=…)` has the key as `id`, and removes it from
+both.
 """
 
 import copyreg

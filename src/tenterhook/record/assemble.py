@@ -209,12 +209,15 @@ class Assembler:
     }
 
 
-def first_that_count(part: Part, skips: Sequence[bool]) -> tuple[int, int]:
+def first_that_count(part: Part, left_out: Sequence[bool]) -> tuple[int, int]:
     """The first micro-batch of a part whose gradients count, and the first whose loss does.
 
-    `skips` says after which micro-batches a step was left out: the gradients up to there had overflowed. So do the
-    losses not count, unless another optimizer has stepped in its turn.
+    A part is one or more attempts at a step: each but the last ended with a step that was left out. The gradients and
+    the losses of the last one count; where it has no backward pass, since another optimizer stepped after that of the
+    attempt before, so do the losses of that one.
     """
-    ends = [0, *(i + 1 for i, skipped in enumerate(skips) if skipped)]
-    keeps = part.keeps_last and not any(micro.passes for micro in part.micros[ends[-1] :])
-    return ends[-1], ends[-2] if keeps and len(ends) > 1 else ends[-1]
+    attempts = [0, *(i + 1 for i, was in enumerate(left_out) if was)]  # where each begins
+    gradients_from = losses_from = attempts[-1]
+    if part.keeps_last and len(attempts) > 1 and not any(micro.passes for micro in part.micros[gradients_from:]):
+        losses_from = attempts[-2]
+    return gradients_from, losses_from

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tenterhook.platform.checkpoints import unrecorded
-from tenterhook.platform.functorch import is_wrapped
+from tenterhook.platform.functorch import is_of_transform
+from tenterhook.platform.modes import unrecorded
 from tenterhook.record.numbers import Block
 from tenterhook.stats.cpu import SMALL, measure_large, measure_small
 from tenterhook.stats.native import Sheet, is_native, new_sheet
@@ -55,7 +55,7 @@ class Gather:
             self._rows += 1
             if not self._sheets or not self._sheets[-1].add(places, tensor):
                 self._new_sheet().add(places, tensor)
-        elif tensor.is_cuda and _is_ready(tensor) and not is_wrapped(tensor):
+        elif tensor.is_cuda and _is_ready(tensor) and not is_of_transform(tensor):
             self.note(places, tensor)
         else:
             self._add_converted(places, tensor, version)
@@ -213,7 +213,7 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.is_nested
-        and not is_wrapped(tensor)
+        and not is_of_transform(tensor)
         and not tensor.is_neg()
         and (tensor.data_ptr() >= _LOW or has_values(tensor))
         and is_native()
@@ -222,7 +222,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def readable(tensor: Tensor) -> Tensor | None:
     """A tensor, or its values in one that can be read; None where there are none."""
-    if _is_ready(tensor) and (tensor.is_cpu or tensor.is_cuda) and not is_wrapped(tensor) and has_values(tensor):
+    if _is_ready(tensor) and (tensor.is_cpu or tensor.is_cuda) and not is_of_transform(tensor) and has_values(tensor):
         return tensor
     values = plain(tensor)
     return values if values is not None and (values.is_cuda or values.is_cpu) and has_values(values) else None

@@ -4,8 +4,8 @@ Which parts and micro-batches a step has is said in `assemble.py`. Under a GradS
 scale; those of micro-batches that do not count, for a step was left out after them, are left out too.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from tenterhook.record import assemble
 from tenterhook.record.gather import Gather
-from tenterhook.record.numbers import Scalars
+from tenterhook.record.numbers import Block, Scalars
 from tenterhook.record.places import Place
-from tenterhook.record.step import Histograms, Layout, Parameter, Rows, Step
-from tenterhook.stats import BINS, NUMBERS
+from tenterhook.record.step import Layout, Parameter, Rows, Step
+from tenterhook.stats.arithmetic import Floats, divided, merged
+from tenterhook.stats.histograms import Histograms
 
 _NOTHING = Gather(set())  # of a step that is not sampled
 _LAYOUTS = 16
-_MIN, _MAX = NUMBERS.index("min"), NUMBERS.index("max")
 
 
 class Micro:
@@ -98,52 +98,71 @@ class Pending:
     def make(self, places: Sequence[Place], layouts: dict[bytes, Layout]) -> Step:
         """The step, on the host; the layouts of the last ones are kept."""
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
-        found_rows: tuple[list[int], list[NDArray[np.float64]], list[Histograms]] = ([], [], [])
+        measured = _Measured(places)
         for part in self.parts:
             step.rates += part.rates
             step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
             step.classes = step.classes or part.classes
-            micros = part.micros
-            facts = [dict(micro.scalars.read()) for micro in micros]
-            skips = [micro.token.skipped or _fell(micros, facts, i) for i, micro in enumerate(micros)]
-            first, first_loss = assemble.first_that_count(part.token, skips)
             losses: list[float] = []
-            for i, micro in enumerate(micros):
-                step.training.update(micro.modes)
-                step.frozen |= micro.frozen
-                step.unmeasured += micro.gather.skipped + micro.gather.lost
-                found = self._scalars(step, facts[i])
-                step.backwards += len(found)
-                losses += found if i >= first_loss else []
-                step.skipped += skips[i] + (facts[i].get("skipped", 0) > 0)
-                _collect(places, micro, facts[i], i < first, part.unscaled_late, found_rows)
+            for batch in _read(part):
+                losses += batch.tell(step)
+                batch.collect(measured, part.unscaled_late)
             step.losses += (sum(losses),) if losses else ()
         step.loss = sum(step.losses) if step.losses else None
-        owners, numbers, histograms = found_rows
-        if owners:
-            layout = _layout_of(np.array(owners), places, layouts)
-            step.ids, step.calls, step.kinds = layout.ids, layout.calls, layout.kinds
-            step.rows = Rows(layout.places, *_merged(layout, _joined(numbers), Histograms.joined(histograms)))
-            step.rows.which = layout.ids
+        measured.put_into(step, layouts)
         for part in self.parts:
             for micro in part.micros:
                 micro.gather.clear()
         return step
 
-    def _scalars(self, step: Step, facts: dict[Any, float]) -> list[float]:
-        scale = facts.get("scale")
-        step.scale = scale if scale is not None else step.scale
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A micro-batch whose numbers are on the host."""
+
+    micro: Micro
+    facts: dict[Any, float]  # its scalars
+    was_left_out: bool  # the step after it
+    gradients_count: bool
+    losses_count: bool
+
+    def tell(self, step: Step) -> list[float]:
+        """Note its facts in the step, all but the losses that count."""
+        micro, facts = self.micro, self.facts
+        step.training.update(micro.modes)
+        step.frozen |= micro.frozen
+        step.unmeasured += micro.gather.skipped + micro.gather.lost
+        step.skipped += self.was_left_out + (facts.get("skipped", 0) > 0)
+        step.scale = facts.get("scale", step.scale)
         losses = []
         for key, value in facts.items():
-            if isinstance(key, tuple) and key[0] != "scale":
-                name, which, *_ = key
-                if name == "loss":
-                    losses.append(value / (facts.get(("scale", which)) or 1.0))
-                else:
-                    found = getattr(step, name)
-                    found[which] = max(value, found.get(which, value))  # of the uses of one module, the worst
-        return losses
+            match key:
+                case ("loss", backward):
+                    losses.append(value / (facts.get(("scale", backward)) or 1.0))
+                case ("dead" | "saturated" as what, place, _):
+                    shares = getattr(step, what)
+                    shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst
+        step.backwards += len(losses)
+        return losses if self.losses_count else []
+
+    def collect(self, measured: "_Measured", unscaled_late: bool) -> None:
+        """Add its rows, with gradients as they are without a scale."""
+        scaled = ("output_grad", "parameter_grad") if unscaled_late else ("output_grad",)
+        scale = self.facts.get("scale") or 1.0
+        for block in self.micro.gather.blocks:
+            measured.add(block, () if self.gradients_count else ("output_grad",), scaled, scale)
+
+
+def _read(part: Part) -> list[_Batch]:
+    """The micro-batches of a part, and what counts of each."""
+    micros = part.micros
+    facts = [dict(micro.scalars.read()) for micro in micros]
+    left_out = [micro.token.skipped or _fell(micros, facts, i) for i, micro in enumerate(micros)]
+    gradients_from, losses_from = assemble.first_that_count(part.token, left_out)
+    return [
+        _Batch(micro, facts[i], left_out[i], i >= gradients_from, i >= losses_from) for i, micro in enumerate(micros)
+    ]
 
 
 def _fell(micros: Sequence[Micro], facts: Sequence[dict[Any, float]], i: int) -> bool:
@@ -155,58 +174,50 @@ def _fell(micros: Sequence[Micro], facts: Sequence[dict[Any, float]], i: int) ->
     return before is not None and after is not None and after < before
 
 
-def _collect(
-    places: Sequence[Place],
-    micro: Micro,
-    facts: dict[Any, float],
-    left_out: bool,
-    late: bool,
-    into: tuple[Any, Any, Any],
-) -> None:
-    """The rows of a micro-batch, each as often as it has places, with gradients as they are without a scale."""
-    scaled = {"output_grad", "parameter_grad"} if late else {"output_grad"}
-    scale = facts.get("scale") or 1.0
-    owners, numbers, histograms = into
-    for block in micro.gather.blocks:
-        its = [place for some in block.places for place in some]
-        row_numbers, row_bins = block.arrays()
-        which = None  # of the block's rows are those of the places
-        if len(its) != len(block.places):
-            which = np.repeat(np.arange(len(block.places)), [len(some) for some in block.places])
-        if left_out:
-            kept = [i for i, place in enumerate(its) if places[place].what != "output_grad"]
-            its, which = [its[i] for i in kept], np.arange(len(its))[kept] if which is None else which[kept]
-        if which is not None:
-            row_numbers = row_numbers[which]
+class _Measured:
+    """The rows of all micro-batches of a step: whose each is, and the statistics."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._owners: list[NDArray[np.int64]] = []
+        self._numbers: list[Floats] = []
+        self._histograms: list[Histograms] = []
+
+    def add(self, block: Block, dropped: Sequence[str], scaled: Sequence[str], scale: float) -> None:
+        """The rows of a block, each as often as it has places, but of the kinds of values that are dropped."""
+        numbers, bins = block.arrays()
+        owners = np.array([place for its in block.places for place in its], np.int64)
+        rows = np.repeat(np.arange(len(numbers)), [len(its) for its in block.places])
+        if dropped:
+            kept = ~self._are(dropped, owners)
+            owners, rows = owners[kept], rows[kept]
         if scale != 1.0:
-            row_bins, which = row_bins if which is None else row_bins[which], None
-            mask = np.array([places[place].what in scaled for place in its], bool)
-            row_numbers[mask], row_bins[mask] = divided(row_numbers[mask], row_bins[mask], scale)
-        sparse = Histograms.of(row_bins.astype(np.int32, copy=False))
-        owners += its
-        numbers.append(row_numbers)
-        histograms.append(sparse if which is None else sparse.in_order(which))
+            numbers, bins = numbers[rows], bins[rows]
+            mask = self._are(scaled, owners)
+            numbers[mask], bins[mask] = divided(numbers[mask], bins[mask], scale)
+        histograms = Histograms.of(bins)
+        if scale == 1.0 and not np.array_equal(rows, np.arange(len(numbers))):
+            numbers, histograms = numbers[rows], histograms.in_order(rows)
+        self._owners.append(owners)
+        self._numbers.append(numbers)
+        self._histograms.append(histograms)
 
+    def _are(self, kinds: Sequence[str], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.array([self._places[owner].what in kinds for owner in owners.tolist()], bool)
 
-def divided(
-    numbers: NDArray[np.float64], bins: NDArray[np.int32], scale: float
-) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """What the numbers would be if all values were divided; a scale is a power of two, so the bins just move."""
-    numbers = numbers.copy()
-    for name, power in (("sum", 1), ("sumsq", 2), ("min", 1), ("max", 1)):
-        numbers[:, NUMBERS.index(name)] /= scale**power
-    shift = round(math.log2(scale))
-    halves = bins.reshape(-1, 2, BINS // 2)
-    moved = np.zeros_like(halves)
-    moved[:, :, 0], moved[:, :, 255] = halves[:, :, 0], halves[:, :, 255]
-    to = np.clip(np.arange(1, 255) - shift, 0, 254)  # what falls below the smallest is counted with zero
-    for k, bin_ in enumerate(to, 1):
-        moved[:, :, bin_] += halves[:, :, k]
-    return numbers, moved.reshape(bins.shape)
-
-
-def _joined(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    def put_into(self, step: Step, layouts: dict[bytes, Layout]) -> None:
+        """One row for each place, in their order."""
+        if not any(map(len, self._owners)):
+            return
+        layout = _layout_of(np.concatenate(self._owners), self._places, layouts)
+        numbers = np.concatenate(self._numbers)[layout.order]
+        histograms = Histograms.joined(self._histograms).in_order(layout.order)
+        if len(layout.starts) < len(numbers):
+            numbers = merged(numbers, layout.starts)
+            histograms = Histograms.of(np.add.reduceat(histograms.dense(), layout.starts))
+        step.rows = Rows(layout.places, numbers, histograms)
+        step.rows.which = layout.which
+        step.calls, step.kinds = layout.calls, layout.kinds
 
 
 def _layout_of(owners: NDArray[np.int64], places: Sequence[Place], layouts: dict[bytes, Layout]) -> Layout:
@@ -216,15 +227,3 @@ def _layout_of(owners: NDArray[np.int64], places: Sequence[Place], layouts: dict
             layouts.clear()
         layouts[key] = Layout(owners, places)
     return layouts[key]
-
-
-def _merged(layout: Layout, numbers: NDArray[np.float64], histograms: Histograms) -> tuple[Any, Histograms]:
-    """One row for each place, in their order: the numbers and the histograms."""
-    numbers, histograms = numbers[layout.order], histograms.in_order(layout.order)
-    starts = layout.starts
-    if len(starts) == len(numbers):
-        return numbers, histograms
-    merged = np.add.reduceat(numbers, starts)
-    merged[:, _MIN] = np.minimum.reduceat(numbers[:, _MIN], starts)
-    merged[:, _MAX] = np.maximum.reduceat(numbers[:, _MAX], starts)
-    return merged, Histograms.of(np.add.reduceat(histograms.dense(), starts))

@@ -16,13 +16,14 @@ from tenterhook.addresses.sites import check_model
 from tenterhook.errors import TenterhookWarning
 from tenterhook.record.guard import uninterrupted
 from tenterhook.record.judge import Judge
-from tenterhook.record.log import Log, surroundings
+from tenterhook.record.log import Log
 from tenterhook.record.places import KINDS
 from tenterhook.record.recorder import Recorder
 from tenterhook.record.rule import Rule
 from tenterhook.record.rules import all_rules
 from tenterhook.record.schedule import Schedule
 from tenterhook.record.step import Step
+from tenterhook.record.surroundings import surroundings
 from tenterhook.say import say
 from tenterhook.store.run import Run, open_run
 from tenterhook.store.schemas import arrow

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tenterhook.platform.foreach import foreach_mul, foreach_sub
 from tenterhook.record.gather import Gather, is_plain
 from tenterhook.record.models import Models
 from tenterhook.record.places import Places
@@ -87,7 +88,7 @@ class Weights:
     def _copy(self, rows: list[int]) -> None:
         if rows:
             with torch.no_grad():
-                copies = torch._foreach_mul(_at(rows, self._tensors), 1.0)
+                copies = foreach_mul(_at(rows, self._tensors), 1.0)
             self._old.update(zip(rows, copies, strict=True))
 
     def after(self, gather: Gather) -> None:
@@ -100,7 +101,7 @@ class Weights:
         gather.add_plain(_at(plain, numbers), _at(plain, tensors), minus=[old[i] for i in plain])
         if rest := sorted(old.keys() - plain):
             with torch.no_grad():
-                updates = torch._foreach_sub(_at(rest, tensors), [old[i] for i in rest])
+                updates = foreach_sub(_at(rest, tensors), [old[i] for i in rest])
             gather.add_all(_at(rest, numbers), list(updates))
 
     def _moved(self, graded: list[int]) -> list[int]:

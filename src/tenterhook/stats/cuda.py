@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tenterhook.stats.columns import BINS, NUMBERS
+from tenterhook.stats.columns import BINS, INDEX, TABLE
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS, _REGISTERS = 4, 64  # many small programs on a multiprocessor: some load while others count
@@ -38,9 +38,9 @@ _SMALL = tl.constexpr(4096)  # the chunk of a tensor that is no larger than _CHU
 _LANES = tl.constexpr(512)  # 32-bit words of a load: 16 bytes for each thread
 _UNROLLED = tl.constexpr(4)
 _BINS = tl.constexpr(BINS)
-_COLUMNS = tl.constexpr(len(NUMBERS))
+_COLUMNS = tl.constexpr(len(TABLE))
 _NAN, _POS_INF, _NEG_INF, _ZEROS, _SUM, _SUMSQ, _MIN, _MAX = (
-    tl.constexpr(NUMBERS.index(name)) for name in ("nan", "pos_inf", "neg_inf", "zeros", "sum", "sumsq", "min", "max")
+    tl.constexpr(INDEX[name]) for name in ("nan", "pos_inf", "neg_inf", "zeros", "sum", "sumsq", "min", "max")
 )
 _INF = tl.constexpr(math.inf)
 
@@ -76,7 +76,7 @@ class Plan:
         if self._programs:
             with torch.cuda.device(device):
                 _compiled(device)[(self._programs, 1, 1)](uploaded, histogram, self._rows)
-        return uploaded.as_strided((self._rows, len(NUMBERS)), (len(NUMBERS), 1), self._start), histogram
+        return uploaded.as_strided((self._rows, len(TABLE)), (len(TABLE), 1), self._start), histogram
 
 
 @lru_cache(maxsize=4096)
@@ -86,8 +86,9 @@ def _plan(size: int) -> tuple[int, bytes]:
     if size > _CHUNK.value:
         chunk = _CHUNK.value
         sampled = size // chunk * _SAMPLE.value + min(size % chunk, _SAMPLE.value)
-    row = {"count": size, "min": math.inf, "max": -math.inf, "sampled": sampled}
-    return -(-size // chunk), struct.pack(f"{len(NUMBERS)}d", *(row.get(name, 0) for name in NUMBERS))
+    known = {"count": size, "sampled": sampled}
+    row = [known.get(column.name, column.start) for column in TABLE]
+    return -(-size // chunk), struct.pack(f"{len(row)}d", *row)
 
 
 @lru_cache(maxsize=64)

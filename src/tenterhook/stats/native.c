@@ -1,4 +1,4 @@
-/* The statistics of tensors in one pass, for machines that have a C compiler; see _native.py. */
+/* The statistics of tensors in one pass, for machines that have a C compiler; see native.py. */
 
 #include <math.h>
 #include <pthread.h>
@@ -6,25 +6,36 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { COUNT, NAN_, POS_INF, NEG_INF, ZEROS, SUM, SUMSQ, MIN, MAX, SAMPLED, COLUMNS };
-enum { BLOCK = 8192, LANES = 32, RUNS = 32, RUN = 32, BINS = 512 };
+#include "columns.h" /* Row, START and BINS: native.py writes it from columns.py */
 
-static void careful(const float *x, int64_t n, double *row) {
+enum { BLOCK = 8192, LANES = 32, RUNS = 32, RUN = 32 };
+
+/* The numbers that count some of the finite values: those v for which this holds. */
+#define COUNTED(X) X(zeros, v == 0)
+
+#define ADD(name, holds) row->name += (holds);
+#define DECLARE(name, holds) int32_t name[LANES] = {0};
+#define ADD_IN_LANE(name, holds) name[j] = (holds) ? name[j] + 1 : name[j];
+#define FOLD(name, holds) name[j] += name[j + half];
+#define ADD_FOLDED(name, holds) row->name += name[0];
+
+static void careful(const float *x, int64_t n, Row *row) {
     double sum = 0, square = 0; /* by themselves: small numbers would get lost in the sums of a whole tensor */
     for (int64_t i = 0; i < n; i++) {
         double v = x[i];
-        if (isnan(v)) row[NAN_]++;
-        else if (isinf(v)) row[v > 0 ? POS_INF : NEG_INF]++;
+        if (isnan(v)) row->nan++;
+        else if (v == INFINITY) row->pos_inf++;
+        else if (v == -INFINITY) row->neg_inf++;
         else {
-            row[ZEROS] += v == 0;
+            COUNTED(ADD)
             sum += v;
             square += v * v;
-            if (v < row[MIN]) row[MIN] = v;
-            if (v > row[MAX]) row[MAX] = v;
+            if (v < row->min) row->min = v;
+            if (v > row->max) row->max = v;
         }
     }
-    row[SUM] += sum;
-    row[SUMSQ] += square;
+    row->sum += sum;
+    row->sumsq += square;
 }
 
 static float total(float *lanes) {
@@ -36,9 +47,9 @@ static float total(float *lanes) {
 /* In float32 around a shift, or little would be left of a small deviation from a large mean: around the mean of the
    first values, where that says more than they deviate, and the others turn out to be like them. Every lane adds up by
    itself, so that the compiler can use vectors without changing what is computed; n is a multiple of LANES. */
-static void quick(const float *restrict x, int n, double *row, int shifted) {
+static void quick(const float *restrict x, int n, Row *row, int shifted) {
     float near[LANES], far[LANES], sum[LANES], square[LANES] = {0}, low[LANES], high[LANES];
-    int32_t zeros[LANES] = {0};
+    COUNTED(DECLARE)
     for (int j = 0; j < LANES; j++) low[j] = high[j] = x[0], sum[j] = x[j] - x[0];
     float mean = x[0] + total(sum) / LANES; /* so of equal values it is that value */
     for (int j = 0; j < LANES; j++) near[j] = (x[j] - mean) * (x[j] - mean), far[j] = x[j] * x[j], sum[j] = 0;
@@ -50,13 +61,13 @@ static void quick(const float *restrict x, int n, double *row, int shifted) {
             square[j] += d * d;
             low[j] = v < low[j] ? v : low[j];
             high[j] = v > high[j] ? v : high[j];
-            zeros[j] = v == 0 ? zeros[j] + 1 : zeros[j];
+            COUNTED(ADD_IN_LANE)
         }
     for (int half = LANES / 2; half; half /= 2)
         for (int j = 0; j < half; j++) {
             low[j] = low[j + half] < low[j] ? low[j + half] : low[j];
             high[j] = high[j + half] > high[j] ? high[j + half] : high[j];
-            zeros[j] += zeros[j + half];
+            COUNTED(FOLD)
         }
     double s = shift, sums = total(sum), squares = total(square), least = low[0], most = high[0];
     if (!(squares < 1e30 && fabs(s) < 1e30) || (squares < 1e-30 && least != most)) {
@@ -67,11 +78,11 @@ static void quick(const float *restrict x, int n, double *row, int shifted) {
         quick(x, n, row, 0);
         return;
     }
-    row[ZEROS] += zeros[0];
-    row[SUM] += sums + n * s;
-    row[SUMSQ] += squares + 2 * s * sums + n * s * s;
-    if (least < row[MIN]) row[MIN] = least;
-    if (most > row[MAX]) row[MAX] = most;
+    COUNTED(ADD_FOLDED)
+    row->sum += sums + n * s;
+    row->sumsq += squares + 2 * s * sums + n * s * s;
+    if (least < row->min) row->min = least;
+    if (most > row->max) row->max = most;
 }
 
 /* What to measure: `data`, less `minus` if there is any; a copy of it goes to `copy`. */
@@ -79,7 +90,7 @@ typedef struct {
     const float *data, *minus;
     float *copy;
     int64_t size;
-    double *row;
+    Row *row;
     int32_t *bins;
 } Job;
 
@@ -92,16 +103,14 @@ static void count(const Job *job) {
             memcpy(&bits, &value, sizeof bits);
             job->bins[bits >> 23]++;
         }
-    job->row[SAMPLED] = runs * run;
+    job->row->sampled = runs * run;
 }
 
 static void measure(const Job *job) {
-    double *row = job->row;
-    memset(row, 0, COLUMNS * sizeof *row);
+    Row *row = job->row;
+    *row = START;
     memset(job->bins, 0, BINS * sizeof *job->bins);
-    row[COUNT] = job->size;
-    row[MIN] = INFINITY;
-    row[MAX] = -INFINITY;
+    row->count = job->size;
     float apart[BLOCK];
     for (int64_t i = 0; i < job->size; i += BLOCK) { /* all that is done to a block is done while the cache has it */
         int64_t n = job->size - i < BLOCK ? job->size - i : BLOCK;
@@ -118,7 +127,7 @@ static void measure(const Job *job) {
     if (job->size) count(job);
 }
 
-void one(const float *data, int64_t size, double *row, int32_t *bins) {
+void one(const float *data, int64_t size, Row *row, int32_t *bins) {
     Job job = {data, NULL, NULL, size, row, bins};
     measure(&job);
 }

@@ -20,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tenterhook.stats.columns import BINS, NUMBERS
+from tenterhook.stats.columns import BINS, START, TABLE
 
-Rows = tuple[NDArray[np.float64], NDArray[np.int32]]
+Measured = tuple[NDArray[np.float64], NDArray[np.int32]]  # numbers and histograms, a row for each tensor
 _SOURCE = Path(__file__).with_name("native.c")
 _SHEET = 256  # rows
 _MOST = 8  # sheets that are kept for later
-_ROW, _BINS = 8 * len(NUMBERS), 4 * BINS  # bytes
+_ROW, _BINS = 8 * len(TABLE), 4 * BINS  # bytes
+_JOB = np.dtype([(name, np.int64) for name in ("data", "minus", "copy", "size", "row", "bins")])  # as native.c has it
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 _FUNCTIONS = {
     "one": [_POINTER, _LONG, _POINTER, _POINTER],
@@ -36,7 +37,7 @@ _FUNCTIONS = {
 }
 
 
-def measure_native(tensors: Sequence[Tensor]) -> Rows | None:
+def measure_native(tensors: Sequence[Tensor]) -> Measured | None:
     """The numbers and histograms of flat float32 tensors, a row each; None where there is no compiled code."""
     if _compiled() is None:
         return None
@@ -54,7 +55,7 @@ class Sheet:
     """Rows of numbers and histograms that compiled code fills in; `places` says whose each is."""
 
     def __init__(self, rows: int = _SHEET) -> None:
-        self.numbers, self.bins = np.empty((rows, len(NUMBERS))), np.empty((rows, BINS), np.int32)
+        self.numbers, self.bins = np.empty((rows, len(TABLE))), np.empty((rows, BINS), np.int32)
         self._at = self.numbers.ctypes.data, self.bins.ctypes.data
         self._rows, self._code = rows, _compiled()
         self._one = self._code.one
@@ -82,18 +83,18 @@ class Sheet:
         minus: Sequence[Tensor] = (),
         copies: Sequence[Tensor] = (),
     ) -> None:
-        """The same for many, perhaps by two cores; each less another, or copied to another in passing."""
+        """Measure many, perhaps by two cores; each less another, or copied to another in passing."""
         rows = np.arange(len(self.places), len(self.places) + len(tensors))
         self.places += places
-        jobs = np.zeros((len(tensors), 6), np.int64)
-        jobs[:, 0] = [tensor.data_ptr() for tensor in tensors]
+        jobs = np.zeros(len(tensors), _JOB)
+        jobs["data"] = [tensor.data_ptr() for tensor in tensors]
         if minus:
-            jobs[:, 1] = [tensor.data_ptr() for tensor in minus]
+            jobs["minus"] = [tensor.data_ptr() for tensor in minus]
         if copies:
-            jobs[:, 2] = [tensor.data_ptr() for tensor in copies]
-        jobs[:, 3] = [tensor.numel() for tensor in tensors]
-        jobs[:, 4] = self._at[0] + rows * _ROW
-        jobs[:, 5] = self._at[1] + rows * _BINS
+            jobs["copy"] = [tensor.data_ptr() for tensor in copies]
+        jobs["size"] = [tensor.numel() for tensor in tensors]
+        jobs["row"] = self._at[0] + rows * _ROW
+        jobs["bins"] = self._at[1] + rows * _BINS
         self._code.all(jobs.ctypes.data, len(tensors), idle_core() and _helper())
 
     def clear(self) -> None:
@@ -141,6 +142,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _header() -> str:
+    """columns.py for native.c: a row of numbers, and one of no values."""
+    members = ", ".join(column.name for column in TABLE)
+    start = ", ".join(str(number).replace("inf", "INFINITY") for number in START)
+    row = f"typedef struct {{ double {members}; }} Row;\nstatic const Row START = {{{start}}};\n"
+    return f"#include <math.h>\n{row}enum {{ BINS = {BINS} }};\n"
+
+
 @functools.cache
 def _compiled() -> Any:
     if os.environ.get("TENTERHOOK_CC") == "0":
@@ -151,7 +160,8 @@ def _compiled() -> Any:
         try:
             with tempfile.TemporaryDirectory(prefix="tenterhook-") as folder:
                 library = Path(folder) / "native.so"
-                command = [*compiler.split(), *options, *flags, str(_SOURCE), "-o", str(library)]
+                (Path(folder) / "columns.h").write_text(_header())
+                command = [*compiler.split(), *options, *flags, "-I", folder, str(_SOURCE), "-o", str(library)]
                 subprocess.run(command, check=True, capture_output=True, timeout=30)
                 code = ctypes.CDLL(str(library))
             for name, types in _FUNCTIONS.items():

@@ -3,32 +3,38 @@
 import torch
 from torch import Tensor
 
-_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16)
+from tenterhook.platform.fsdp import local_part
+from tenterhook.platform.functorch import is_of_transform
+from tenterhook.platform.modes import without_subclasses
+
+_MEASURED = (torch.float32, torch.bfloat16, torch.float16)
+_NOT_IN_FLOAT32 = (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
 
 
 def plain(tensor: Tensor) -> Tensor | None:
     """The values of a tensor, in any order; None where they cannot be had (sparse, quantised, meta, vmap)."""
-    with torch._C.DisableTorchFunctionSubclass():  # what a subclass does to operations is not for us
-        return _plain(tensor)
+    with without_subclasses():
+        values = _dense(tensor.detach())
+        if values is None or values.is_meta or values.is_quantized or not _has_memory(values):
+            return None
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        if values.dtype not in _MEASURED:
+            is_wide = values.dtype in _NOT_IN_FLOAT32 and not values.is_cuda
+            values = values.to(torch.float64 if is_wide else torch.float32)
+        return flat(values)
 
 
-def _plain(tensor: Tensor) -> Tensor | None:
+def _dense(tensor: Tensor) -> Tensor | None:
+    """A strided tensor with the values; None for other layouts."""
     if tensor.layout is not torch.strided and not tensor.is_nested:
         return None
-    tensor = tensor.detach()
-    local = getattr(tensor, "_local_tensor", None)  # of a DTensor: what this rank holds
+    local = local_part(tensor)
     if local is not None:
         tensor = local
     if tensor.is_nested:
         tensor = tensor.values()  # all rows, one after another
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or _is_wrapped(tensor):
-        return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype not in _AS_THEY_ARE:
-        exact = tensor.dtype in (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
-        tensor = tensor.to(torch.float64 if exact and not tensor.is_cuda else torch.float32)
-    return flat(tensor)
+    return tensor if tensor.layout is torch.strided else None
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -51,14 +57,12 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _is_wrapped(tensor: Tensor) -> bool:
-    """Whether there is no memory behind it: inside vmap, or while something is traced."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or (
-        type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not _has_memory(tensor)
-    )
-
-
 def _has_memory(tensor: Tensor) -> bool:
+    """Not inside vmap, and not while something is traced, where subclasses stand for values that are not there."""
+    if is_of_transform(tensor):
+        return False
+    if type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return True
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:

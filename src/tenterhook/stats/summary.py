@@ -1,8 +1,12 @@
 """The statistics of one or many tensors on the host, without torch: they add up, and tell mean, std, rms and shares."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from tenterhook.stats.columns import INDEX, NUMBERS, START, TABLE
 
 # Of each format: from which power of two on values become infinite, below which they become zero. An overflow at a
 # number that is no power of two is counted from the next one on: 448 of float8_e4m3 from 512.
@@ -10,29 +14,35 @@ LIMITS = {"float16": (16, -25), "bfloat16": (128, -134), "float8_e4m3": (9, -10)
 # Below these, values have fewer digits than they should.
 SUBNORMAL = {"float16": -14, "bfloat16": -126, "float8_e4m3": -6, "float8_e5m2": -14}
 
+_TYPES = {column.name: int if column.dtype == "int64" else float for column in TABLE}
+_STARTS = [(name, type_, type_(START[INDEX[name]])) for name, type_ in _TYPES.items()]
+_Numbers = make_dataclass("_Numbers", _STARTS, frozen=True)
+_MERGE: dict[str, Any] = {"sum": operator.add, "min": min, "max": max}
+
+
+def merge(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """The row of numbers of two tensors together."""
+    return [_MERGE[column.merge](a, b) for column, a, b in zip(TABLE, one, other, strict=True)]
+
 
 @dataclass(frozen=True)
-class Stats:
-    """Counts, sums and extrema of the finite values, and a histogram: {bin: how many}, of `sampled` values."""
+class Stats(_Numbers):  # type: ignore[misc, valid-type]
+    """The statistics that TABLE declares, by their names, and a histogram: {bin: how many}, of `sampled` values."""
 
-    count: int = 0
-    nan: int = 0
-    pos_inf: int = 0
-    neg_inf: int = 0
-    zeros: int = 0
-    sum: float = 0.0
-    sumsq: float = 0.0
-    min: float = math.inf
-    max: float = -math.inf
-    sampled: int = 0
     histogram: Mapping[int, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, numbers: Sequence[float], bins: Sequence[int]) -> "Stats":
+        """One row, as a tensor was measured."""
+        values = {name: _TYPES[name](number) for name, number in zip(NUMBERS, numbers, strict=True)}
+        return cls(**values, histogram={key: int(many) for key, many in enumerate(bins) if many})
+
     def __add__(self, other: "Stats") -> "Stats":
-        added = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        both = merge(*([getattr(stats, name) for name in NUMBERS] for stats in (self, other)))
         bins = dict(self.histogram)
         for key, many in other.histogram.items():
             bins[key] = bins.get(key, 0) + many
-        return Stats(**added, min=min(self.min, other.min), max=max(self.max, other.max), histogram=bins)
+        return Stats(*both, histogram=bins)
 
     @property
     def finite(self) -> int:
@@ -76,6 +86,3 @@ class Stats:
     def _share(self, first: int, last: int) -> float:
         many = sum(n for key, n in self.histogram.items() if first <= key % 256 <= last)
         return many / self.sampled if self.sampled else math.nan
-
-
-_ADDED = [f.name for f in fields(Stats) if f.name not in ("min", "max", "histogram")]

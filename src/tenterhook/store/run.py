@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tenterhook.errors import RunError
+from tenterhook.stats.columns import INDEX, START
 from tenterhook.store.schemas import FILES, VERSION, arrow, schemas
 
 
@@ -100,17 +101,19 @@ def read_stream(path: Path, schema: Any) -> Any:
 
 
 def with_moments(table: Any) -> Any:
-    """The statistics with the columns that follow from others."""
-    import pyarrow.compute as pc
+    """The statistics with the columns that follow from others; null where no value is finite."""
+    import numpy as np
 
-    infinite = pc.add(pc.add(table["nan"], table["pos_inf"]), table["neg_inf"])
-    finite = pc.cast(pc.subtract(table["count"], infinite), "float64")
-    finite = pc.if_else(pc.equal(finite, 0), None, finite)
-    mean, square = pc.divide(table["sum"], finite), pc.divide(table["sumsq"], finite)
-    spread = pc.max_element_wise(pc.subtract(square, pc.multiply(mean, mean)), 0.0, skip_nulls=False)
-    spread = pc.if_else(pc.equal(table["min"], table["max"]), 0.0, spread)
-    absmax = pc.max_element_wise(pc.negate(table["min"]), table["max"])
-    columns = {"mean": mean, "std": pc.sqrt(spread), "rms": pc.sqrt(square), "absmax": absmax}
-    for name, column in columns.items():
-        table = table.append_column(name, column)
+    from tenterhook.stats.arithmetic import Numbers
+
+    numbers = np.tile(START, (len(table), 1))
+    for name, i in INDEX.items():
+        if name in table.column_names:  # not in a run that is older than the column
+            numbers[:, i] = table[name].to_numpy()
+    rows = Numbers(numbers)
+    none = rows.finite == 0
+    with np.errstate(all="ignore"):  # sums that are infinite
+        moments = {name: getattr(rows, name) for name in ("mean", "std", "rms", "absmax")}
+    for name, values in moments.items():
+        table = table.append_column(name, arrow().array(values, mask=none))
     return table

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tenterhook.stats.columns import TABLE
+
 VERSION = 1
 FILES = ("stats", "steps", "findings")
 SEVERITIES = ("note", "warn", "error")  # of findings
@@ -10,11 +12,9 @@ SEVERITIES = ("note", "warn", "error")  # of findings
 def schemas() -> dict[str, Any]:
     """The schema of each table; pyarrow is imported here, once a run is written or read."""
     pa = arrow()
-    whole = [(name, pa.int64()) for name in ("count", "nan", "pos_inf", "neg_inf", "zeros")]
-    real = [(name, pa.float64()) for name in ("sum", "sumsq", "min", "max")]
     stats = [
         *(("step", pa.int64()), ("model", pa.string()), ("site", pa.string()), ("what", pa.string())),
-        *(("calls", pa.int32()), *whole, *real, ("sampled", pa.int64())),
+        *(("calls", pa.int32()), *((column.name, pa.type_for_alias(column.dtype)) for column in TABLE)),
         *(("bins", pa.list_(pa.int16())), ("counts", pa.list_(pa.int32()))),
         *(("dead", pa.float32()), ("saturated", pa.float32())),
     ]

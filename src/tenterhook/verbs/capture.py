@@ -70,27 +70,10 @@ class capture:
         frozen: bool = False,
     ) -> None:
         model = searchable(model, "capture")
-        if keep not in ("all", "last"):
-            raise ValueError(f"keep is 'all' or 'last', got {keep!r}")
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype is a torch.dtype such as torch.float32, got {dtype!r}")
-        if reduce is not None and not callable(reduce):
-            raise TypeError(f"reduce is a function of a tensor, got {reduce!r}")
-        if device is not None:
-            device = torch.device(device)  # a misspelt one fails here, not in the middle of a forward
-        sites = resolve_all(model, selectors or (("**",) if isinstance(model, nn.Module) else ("grad(**)",)))
-        if grad:
-            sites += [site.gradient() for site in sites if not site.address.grad]
-        simple = detach and keep == "all" and device is None and dtype is None and reduce is None
         session = Session(model, frozen=frozen)
-        how = How(copy, detach, device, dtype, reduce, keep == "last", session.scope, Log(), simple)
-        plain = simple and not stop
-        session.taps = [
-            PlainOutput(i, site, how)
-            if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT
-            else _tap(i, site, how)
-            for i, site in enumerate(sites)
-        ]
+        how = How(copy, detach, device, dtype, reduce, keep, session.scope, Log())
+        plain = how.simple and not stop
+        session.taps = [_tap(i, site, how, plain) for i, site in enumerate(_sites(model, selectors, grad))]
         if stop:
             _wait_for(session.taps, session.scope)
         self._model = model  # what was captured does not hold on to it, but the session must
@@ -122,11 +105,18 @@ class capture:
         return seen[selectors[0]] if one else seen
 
 
-def _tap(number: int, site: Site, how: How) -> Tap:
-    """The tap of a site, for which there may be a faster one."""
+def _sites(model: Any, selectors: tuple[Selector, ...], grad: bool) -> list[Site]:
+    sites = resolve_all(model, selectors or (("**",) if isinstance(model, nn.Module) else ("grad(**)",)))
+    return sites + [site.gradient() for site in sites if not site.address.grad] if grad else sites
+
+
+def _tap(number: int, site: Site, how: How, plain: bool) -> Tap:
+    """The tap of a site, for which there may be a faster one; `plain`: how values are kept allows it."""
+    if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT:
+        return PlainOutput(number, site, how)
     is_whole = site.address[3:6] == WHOLE_OUTPUT[:3]
     tap: Tap
-    if is_whole and site.address.grad and site.kind == "module":
+    if is_whole and site.kind == "module" and site.address.grad:
         tap = PlainGradient(site, how.scope, KeepGradients(how))
     else:
         tap = tap_for(site, how.scope, lambda: _action(site, how), lambda found: _inner_tap(found, how, is_whole))

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tenterhook.platform.checkpoints import unrecorded
+from tenterhook.platform.functorch import is_within_vmap
+from tenterhook.platform.modes import unrecorded
 from tenterhook.values.tree import Omitted, can_have_gradient, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
@@ -79,7 +80,7 @@ class Difference:
                     continue
                 try:
                     found = _compared(old, self._change(old) if new is None else new)
-                    if any(_is_batched(one.largest) for one in found):
+                    if any(is_within_vmap(one.largest) for one in found):  # of one that is over, or of another
                         raise NotImplementedError
                     self._found += found
                 except (NotImplementedError, RuntimeError):  # sparse; or of torch.func, whose transform is over
@@ -143,15 +144,7 @@ def _kind(tensor: Tensor) -> str:
     return "a sparse tensor" if tensor.layout != torch.strided else "such a tensor"
 
 
-def _is_batched(tensor: Any) -> bool:
-    """Whether it is one of vmap's: of one that is over, or of the next, in which it was compared."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor) and not functorch.is_batchedtensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return functorch.is_batchedtensor(tensor)
-
-
-def _compared(old: Tensor, new: Tensor) -> list[_Found]:
+def _compared(old: Tensor, new: Tensor) -> list[Any]:
     if old.shape != new.shape or not old.numel():
         return []
     wide = torch.promote_types(old.dtype, torch.float32 if can_have_gradient(old) else torch.float64)

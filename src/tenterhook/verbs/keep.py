@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,11 @@ from tenterhook.hooks.scope import Scope, here, not_watching
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
-from tenterhook.platform.checkpoints import beside_checkpoints, graph_task, modes
+from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.checkpoints import beside_checkpoints
+from tenterhook.platform.functorch import values_of
+from tenterhook.platform.modes import dispatch_modes, without_function_modes
+from tenterhook.platform.tensors import is_view, share_storage
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
 
 
@@ -98,10 +102,27 @@ class How:
     device: torch.device | str | None
     dtype: torch.dtype | None
     reduce: Callable[[Tensor], Any] | None
-    last: bool
+    keep_only: str  # "all" or "last"
     scope: Scope
     log: Log
-    simple: bool  # whether a tensor is kept just by detaching it, and copying it or not
+    simple: bool = field(init=False)  # whether a tensor is kept just by detaching it, and copying it or not
+
+    def __post_init__(self) -> None:
+        if self.keep_only not in ("all", "last"):
+            raise ValueError(f"keep is 'all' or 'last', got {self.keep_only!r}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype is a torch.dtype such as torch.float32, got {self.dtype!r}")
+        if self.reduce is not None and not callable(self.reduce):
+            raise TypeError(f"reduce is a function of a tensor, got {self.reduce!r}")
+        if self.device is not None:
+            self.device = torch.device(self.device)  # a misspelt one fails here, not in the middle of a forward
+        is_changed = (self.device, self.dtype, self.reduce) != (None, None, None)
+        self.simple = self.detach and not self.last and not is_changed
+
+    @property
+    def last(self) -> bool:
+        """Whether only the last call is kept."""
+        return self.keep_only == "last"
 
     def keep(self, tensor: Tensor) -> Any:
         """What is kept of one tensor."""
@@ -131,7 +152,7 @@ class How:
         """A part of what `reduce` gave, in memory of its own."""
         if self.device is not None or self.dtype is not None:
             return self._moved(part)
-        return part.clone() if self.copy and _shares_memory(part, whole) else part
+        return part.clone() if self.copy and share_storage(part, whole) else part
 
 
 class Keep(Action):
@@ -226,7 +247,7 @@ class PlainOutput(OutputTap):
             return super().__call__(module, args, output)
         how, call = self.how, self.calls
         if how.copy:
-            if modes():
+            if dispatch_modes():
                 return super().__call__(module, args, output)
             kept, version = output.detach().clone() if output.requires_grad else output.clone(), None
         else:
@@ -244,7 +265,7 @@ class PlainInner(PlainOutput, InnerTap):
 
     def __call__(self, module: nn.Module | None, args: Any, value: Any) -> Any:
         scope, moment = self.scope, self.scope.moment
-        is_plain = moment is not None and self.how.copy and type(value) is Tensor and not modes()
+        is_plain = moment is not None and self.how.copy and type(value) is Tensor and not dispatch_modes()
         if not is_plain or scope not in here() or graph_task() != scope.task:
             return super().__call__(module, args, value)
         call = self.calls
@@ -350,7 +371,7 @@ class PlainGradient(OutputTap):
             return super().__call__(module, args, output)
         call = self.calls
         self.calls = call + 1
-        self.is_view = self.is_view or output._is_view()
+        self.is_view = self.is_view or is_view(output)
         if scope.moment is not None and self.action.is_simple and len(here()) == 1:
             self._join(output, call)
             return None
@@ -383,8 +404,8 @@ class _Together:
 
     def __call__(self, grad: Tensor | None) -> None:
         try:
-            with torch._C.DisableTorchFunction():  # the session need not look at what we do
-                copy = grad.detach().clone() if type(grad) is Tensor and not modes() else None
+            with without_function_modes():  # the session need not look at what we do
+                copy = grad.detach().clone() if type(grad) is Tensor and not dispatch_modes() else None
         except RuntimeError:
             copy = None
         for tap, call in self.taps:
@@ -417,13 +438,12 @@ def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
         versions.append((kept, kept._version))
 
 
+def usable(tensor: Tensor) -> Tensor:
+    """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
+    tensor = values_of(tensor)
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
+
+
 def _own_array(x: Any) -> Any:
     """A NumPy array may be a window on a tensor's memory."""
     return x.copy() if hasattr(x, "__array_interface__") else x
-
-
-def _shares_memory(a: Tensor, b: Tensor) -> bool:
-    try:
-        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
-        return True

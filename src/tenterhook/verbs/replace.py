@@ -11,7 +11,9 @@ from tenterhook.errors import EditError
 from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import here, hidden, hide, unhide
 from tenterhook.hooks.tap import Action, Call, Tap
-from tenterhook.platform.checkpoints import Enough, graph_task, jvp_enabled, may_be_checkpointed, modes, saves_hooked
+from tenterhook.platform.autograd import graph_task, jvp_enabled, saves_hooked
+from tenterhook.platform.checkpoints import Enough, may_be_checkpointed
+from tenterhook.platform.modes import dispatch_modes
 from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Path, describe, leaves, paths_of, put, shape_of
 from tenterhook.verbs.difference import Difference
@@ -139,7 +141,7 @@ class PlainEdit(OutputTap):
             or scope not in here()
             or graph_task() != scope.task
             or ((saves_hooked(False) or not jvp_enabled()) and may_be_checkpointed())
-            or modes()  # somebody looks at each operation
+            or dispatch_modes()  # somebody looks at each operation
         ):
             return self._go_the_long_way(module, args, output)
         try:

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from tenterhook.addresses.grammar import known_when_made, may_cover
 from tenterhook.addresses.sites import Site, check_model, resolve, walk
 from tenterhook.changes import Change, Function, as_change
 from tenterhook.errors import AddressError, EditError, TenterhookError, TenterhookWarning
+from tenterhook.platform.layers import BatchNorm, Dropout
 from tenterhook.values.inputs import call_with
-from tenterhook.values.tree import Omitted, Path, can_have_gradient, describe, leaves, noted, rebuild
+from tenterhook.values.tree import Omitted, Path, describe, leaves, noted, rebuild
 from tenterhook.verbs.edit import Changes, edit
 from tenterhook.verbs.observe import observe
 from tenterhook.verbs.replace import check_alike
+from tenterhook.verbs.rows import Outputs, are_close, block_of, close, farthest, is_repeated, row_dim, tells_order
 
-Seen = dict[str, list[Tensor]]
-_TOGETHER = 8  # outputs, of which the differences are held at a time
+Seen = dict[str, list[Tensor]]  # by address: what came there in the run alone
+Edits = list[tuple[Site, Change | Function]]  # those of one of the user's dicts
 _OTHER_NUMBERS = (
     "the model's output has numbers that are no tensors, and are others with more rows or another edit,"
     " so they cannot be told apart by edit; run these edits one by one"
@@ -41,26 +41,26 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     inputs run once alone, and must come out alike before and after the edited rows; and two of the edits run alone.
     """
     check_model(model, "sweep")
-    edits = edits if isinstance(edits, Mapping) else list(edits)
-    if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in edits):
-        raise TypeError("sweep needs a list of edits, each a dict of selector: change")
+    edits = _checked(edits)
     if at_once is not None and at_once < 1:
         raise ValueError(f"at_once is how many edits go into one forward, got {at_once}")
     _check_rows_are_independent(model)
     sites = {selector: resolve(model, selector) for one in edits for selector in one}
     for found in sites.values():
         _check_can_sweep(found)
-    rows, seen = _rows(inputs), Seen()
-    with _Quietly(model, {_place(site): _note(seen) for found in sites.values() for site in found}):
-        alone = call_with(model, _own(inputs))
-    batch = _Batch(model, inputs, rows, alone, seen)
-    results: list[Any] = []
-    size = at_once or max(len(edits), 1)
-    for start in range(0, len(edits), size):
-        chosen = edits[start : start + size]
-        results += batch.run([[(site, as_change(c)) for s, c in one.items() for site in sites[s]] for one in chosen])
+    batch = _Batch(model, inputs, {_place(site) for found in sites.values() for site in found})
+    made = [[(site, as_change(change)) for s, change in one.items() for site in sites[s]] for one in edits]
+    size = at_once or max(len(made), 1)
+    results = [result for k in range(0, len(made), size) for result in batch.run(made[k : k + size])]
     batch.check_two(edits, results)
     return results
+
+
+def _checked(edits: Any) -> list[Changes]:
+    listed = [edits] if isinstance(edits, Mapping) else list(edits)
+    if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in listed):
+        raise TypeError("sweep needs a list of edits, each a dict of selector: change")
+    return listed
 
 
 class _Quietly(observe):
@@ -80,15 +80,17 @@ class _Alone(edit):
 class _Batch:
     """The inputs many times over; the first and last block of rows are clean, and must come out as they did alone."""
 
-    def __init__(self, model: nn.Module, inputs: Any, rows: int, alone: Any, seen: Seen) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, places: set[str]) -> None:
         self.model = model
         self.inputs = inputs
-        self.rows = rows
+        self.rows = _rows(inputs)
+        self.seen: Seen = {}
+        with _Quietly(model, dict.fromkeys(places, _note(self.seen))):
+            alone = call_with(model, _own(inputs))
         self.alone = dict(leaves(alone))
         self.constants = _constants(alone)
-        self.seen = seen
 
-    def run(self, edits: list[list[tuple[Site, Change | Function]]]) -> list[Any]:
+    def run(self, edits: list[Edits]) -> list[Any]:
         """The outputs under some edits, from one forward."""
         n = len(edits) + 2
         places = self._places(edits, n)
@@ -100,16 +102,20 @@ class _Batch:
             if not blocks.calls and "/" in place:
                 raise EditError(f"{place} was never edited: no such value came in that forward")
             blocks.complain()
+        clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
+        return self._taken_apart(output, n, clean)[1:-1]
+
+    def _taken_apart(self, output: Any, n: int, clean: list[int]) -> list[Any]:
+        """The output of each block; the clean ones must be as they were alone."""
         if _constants(output) != self.constants:
             raise EditError(_OTHER_NUMBERS)
         dims = {path: self._row_dim(path, tensor, n) for path, tensor in leaves(output)}
         parts = [rebuild(output, _cut(dims, i, n)) for i in range(n)]
-        clean = [0, n - 1, *(i for i, one in enumerate(edits, start=1) if not one)]
-        if not all(_are_close(dict(leaves(parts[i])), self.alone) for i in clean):
+        if not all(are_close(dict(leaves(parts[i])), self.alone) for i in clean):
             raise _mixed("the same inputs come out different when edited rows are beside them")
-        return parts[1:-1]
+        return parts
 
-    def _places(self, edits: list[list[tuple[Site, Change | Function]]], n: int) -> "list[tuple[str, _Blocks]]":
+    def _places(self, edits: list[Edits], n: int) -> "list[tuple[str, _Blocks]]":
         """Places, some more than once: where two are one value, each edit finds its own one after the other.
 
         Those inside a forward are there once, at the end: they have the order of the program.
@@ -138,15 +144,15 @@ class _Batch:
         made = {i: dict(leaves(results[i])) for i, one in enumerate(edits) if one}
         if not made:
             return
-        most = _farthest(made, self.alone)
-        for i in {most, _farthest(made, made[most])}:
+        most = farthest(made, self.alone)
+        for i in {most, farthest(made, made[most])}:
             got, numbers = self._run_alone(edits[i])
             if numbers != _constants(results[i]):
                 raise EditError(_OTHER_NUMBERS)
-            if not _are_close(made[i], got) and _are_close(self._run_alone(edits[i])[0], got):  # else it is random
+            if not are_close(made[i], got) and are_close(self._run_alone(edits[i])[0], got):  # else it is random
                 raise _mixed(f"edit {i} of the list comes out different when other rows are beside its own")
 
-    def _run_alone(self, changes: Changes) -> tuple[dict[Path, Tensor], list[str]]:
+    def _run_alone(self, changes: Changes) -> tuple[Outputs, list[str]]:
         with _Alone(self.model, changes):
             output = call_with(self.model, _own(self.inputs))
         return dict(leaves(output)), _constants(output)
@@ -174,9 +180,9 @@ class _Batch:
 
     def _row_dim(self, path: Path, tensor: Tensor, n: int) -> int:
         alone = self.alone.get(path)
-        if alone is None or (dim := _row_dim(tensor, alone, n)) is None:
+        if alone is None or (dim := row_dim(tensor, alone, n)) is None:
             why = "is not per row"
-        elif _tells_order(alone, dim, self.rows) or _is_repeated(tensor, alone, dim, n):
+        elif tells_order(alone, dim, self.rows) or is_repeated(tensor, alone, dim, n):
             return dim
         else:
             why = "has parts that are alike"
@@ -194,7 +200,7 @@ class _Blocks(Change):
         self.n = n
         self.rows = rows
         self.seen = seen
-        self.edits: dict[int, list[tuple[Site, Change | Function]]] = {}
+        self.edits: dict[int, Edits] = {}
         self.calls = 0
         self.made: set[tuple[int, Site]] = set()
         self.takes_site, self.is_plain = True, False
@@ -210,24 +216,24 @@ class _Blocks(Change):
         dim = self._row_dim(value, self.seen.get(str(site), []))
         out = value.clone()
         for i, changes in self.edits.items():
-            block = _block(value, dim, i, self.n)
+            block = block_of(value, dim, i, self.n)
             for asked, change in changes:
                 if may_cover(asked.address.call, site.address.call):
                     self.made.add((i, asked))
                     new = change(block, site)
                     check_alike(block, new, site)
                     block = new
-            _block(out, dim, i, self.n).copy_(block)
+            block_of(out, dim, i, self.n).copy_(block)
         self.is_busy = False
         return out
 
     def _row_dim(self, value: Tensor, seen: list[Tensor]) -> int:
         alone = seen[0] if len(seen) == 1 else None
-        if alone is None or (dim := _row_dim(value, alone, self.n)) is None:
+        if alone is None or (dim := row_dim(value, alone, self.n)) is None:
             why = f"its value is not per row ({describe(value)}): it is the same for all edits"
-        elif not _tells_order(alone, dim, self.rows):
+        elif not tells_order(alone, dim, self.rows):
             why = f"its rows ({describe(value)}) are alike, so it cannot be told which belong to which edit"
-        elif alone.shape[dim] != self.rows and not _close(_block(value, dim, 0, self.n), alone):
+        elif alone.shape[dim] != self.rows and not close(block_of(value, dim, 0, self.n), alone):
             why = f"its rows ({describe(value)}) are not in the order of the inputs', or depend on one another"
         else:
             return dim
@@ -242,7 +248,7 @@ class _Blocks(Change):
 
 
 def _each_once(places: list[tuple[str, _Blocks]]) -> list[dict[str, _Blocks]]:
-    """The same for sessions within each other, in which no place may be twice."""
+    """Dicts for sessions within each other, none with a place twice."""
     sessions: list[dict[str, _Blocks]] = [{}]
     for place, blocks in places:
         if place in sessions[-1]:
@@ -256,77 +262,8 @@ def _place(site: Site) -> str:
     return str(site.address._replace(call=None))
 
 
-def _row_dim(together: Tensor, alone: Tensor, n: int) -> int | None:
-    """The dimension that is n times as large with n times the rows, if just one is."""
-    if together.dim() != alone.dim():
-        return None
-    grown = [d for d, (many, few) in enumerate(zip(together.shape, alone.shape, strict=True)) if many != few]
-    return grown[0] if len(grown) == 1 and together.shape[grown[0]] == n * alone.shape[grown[0]] else None
-
-
-def _tells_order(alone: Tensor, dim: int, rows: int) -> bool:
-    """Whether the clean block would show it if rows were not laid out edit by edit.
-
-    A dimension larger than the rows is rows × something, or something × rows: of `cat([h, -h])` the first half belongs
-    to all edits, and so does the second. The block at the beginning then holds the first of these parts several
-    times, and is as it was alone only if all parts are alike.
-    """
-    size = alone.shape[dim]
-    parts = size if size % rows else size // rows
-    cuts = (alone.unflatten(dim, (p, -1)) for p in range(2, parts + 1) if parts % p == 0)
-    return not any(_close(cut, cut.narrow(dim, 0, 1).expand_as(cut)) for cut in cuts)
-
-
-def _is_repeated(together: Tensor, alone: Tensor, dim: int, n: int) -> bool:
-    return all(_close(_block(together, dim, i, n), alone) for i in range(n))
-
-
-def _block(tensor: Tensor, dim: int, i: int, n: int) -> Tensor:
-    size = tensor.shape[dim] // n
-    return tensor.narrow(dim, i * size, size)
-
-
 def _cut(dims: dict[Path, int], i: int, n: int) -> Callable[[Path, Tensor], Tensor]:
-    return lambda path, tensor: _block(tensor, dims[path], i, n)
-
-
-def _are_close(some: dict[Path, Tensor], others: dict[Path, Tensor]) -> bool:
-    return some.keys() == others.keys() and all(_close(some[path], others[path]) for path in some)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    if not can_have_gradient(a) or a.shape != b.shape:
-        return bool(torch.equal(a, b))
-    tolerance = {8: 1e-9, 4: 1e-4}.get(torch.finfo(b.dtype).bits // 8, 2e-2)
-    a, b = _wide(a), _wide(b)
-    differ = (a != b) & ~(a.isnan() & b.isnan())  # what fills masked places is alike, and may be huge
-    a, b = a[differ], b[differ]
-    most = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
-
-
-def _farthest(made: dict[int, dict[Path, Tensor]], other: dict[Path, Tensor]) -> int:
-    """Which of several outputs has the largest difference from another; a device is waited for once."""
-    each = list(made)
-    most = torch.cat(
-        [_apart([made[i] for i in each[k : k + _TOGETHER]], other) for k in range(0, len(each), _TOGETHER)]
-    )
-    return each[int(most.nan_to_num(torch.inf).argmax())]
-
-
-def _apart(some: list[dict[Path, Tensor]], other: dict[Path, Tensor]) -> Tensor:
-    """The largest difference of each of some outputs from another."""
-    most = torch.zeros(len(some), dtype=torch.float64)
-    for path, tensor in other.items():
-        if tensor.numel():
-            apart = torch._foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
-            found = torch.stack(torch._foreach_norm(apart, torch.inf)).double()
-            most = torch.maximum(most.to(found.device), found)
-    return most
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    return lambda path, tensor: block_of(tensor, dims[path], i, n)
 
 
 def _constants(value: Any) -> list[str]:
@@ -385,8 +322,8 @@ def _check_can_sweep(sites: list[Site]) -> None:
 
 def _check_rows_are_independent(model: nn.Module) -> None:
     for name, module in walk(model):
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None):
             what = "normalises over the rows of the batch, so edited rows would change the others"
             raise EditError(f"{name} ({type(module).__name__}) {what}; use model.eval()")
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+        if isinstance(module, Dropout) and module.training and module.p > 0:
             raise EditError(f"{name} (Dropout) is in training mode, so no two runs are alike; use model.eval()")

@@ -50,13 +50,15 @@ class NonFinite(Checked):
 
     def _is_well(self, step: Step) -> bool:
         """Quickly: nothing but -Inf where it was before."""
-        numbers = step.rows.numbers
-        if not numbers[:, 1:4].any():
+        rows = step.rows
+        if not rows.infinite.any():
             self._masks = self._masks or set()
             return True
-        if self._masks is None or numbers[:, 1:3].any() or (step.loss is not None and not np.isfinite(step.loss)):
+        if self._masks is None or rows.nan.any() or rows.pos_inf.any():
             return False
-        return all(step.rows.places[i].number in self._masks for i in np.flatnonzero(numbers[:, 3]).tolist())
+        if step.loss is not None and not np.isfinite(step.loss):
+            return False
+        return self._masks.issuperset(rows.which[rows.neg_inf > 0].tolist())
 
     def _first(self, step: Step) -> Finding | None:
         lost = None if step.loss is None or step.skipped else not np.isfinite(step.loss)

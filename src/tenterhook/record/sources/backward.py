@@ -4,7 +4,6 @@ torch's function that starts them is wrapped. One that C++ code starts is seen o
 """
 
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tenterhook.platform.engine import Asked, leaves_of
+from tenterhook.platform.frames import frame_here
 from tenterhook.platform.optimizers import is_stepping
 from tenterhook.record.events import Backward
 from tenterhook.record.guard import Guard, guarded
@@ -60,7 +60,7 @@ class Passes:
             outer = self._current()
         else:
             outer = self._running[threading.get_ident()] = _Pass(
-                asked, asked.accumulates and is_stepping(sys._getframe(3))
+                asked, asked.accumulates and is_stepping(frame_here(3))
             )
         if outer is None or outer.is_told or not outer.asked.accumulates:
             return

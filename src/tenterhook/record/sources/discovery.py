@@ -1,21 +1,22 @@
 """Models, as they come to be known: by a call, when they get new layers, and when torch.compile wraps them."""
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook.platform.compiler import is_compiled, never_compile
+from tenterhook.platform.frames import frame_here
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_compared, is_tracing
+from tenterhook.platform.layers import Loss
 from tenterhook.record.events import Called
 from tenterhook.record.guard import guarded
 from tenterhook.record.models import Models
-from tenterhook.record.sources.compiling import Compiling, called_compiled, is_compiled, never_compile
+from tenterhook.record.sources.compiling import Compiling, called_compiled
 from tenterhook.record.sources.modules import ModuleHooks
 from tenterhook.record.sources.outputs import Hub
 from tenterhook.record.sources.wrapped import look_for_scalers
@@ -66,15 +67,15 @@ class Discovery:
         """Where models are not found by their calls, an optimizer's first parameter leads to one."""
         looks_elsewhere = self._everything and not self._looks
         if looks_elsewhere and parameter is not None and self._models.parameter(parameter) is None:
-            self._models.find_holder(parameter, sys._getframe(2))
+            self._models.find_holder(parameter, frame_here(2))
 
     @guarded
     def called(self, module: nn.Module, args: Any) -> None:
         """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
-        if self._models.knows(module) or isinstance(module, _Loss) or is_compared(sys._getframe()):
+        if self._models.knows(module) or isinstance(module, Loss) or is_compared(frame_here()):
             return
         look_for_scalers()
-        model = self._models.discover(module, sys._getframe(2))
+        model = self._models.discover(module, frame_here(2))
         if is_compiled(module):
             self._without_modules()
         if model is None:
@@ -94,7 +95,7 @@ class Discovery:
         if self._stale:
             self._look_again()
         trains = torch.is_grad_enabled()
-        if trains or not is_compared(sys._getframe()):
+        if trains or not is_compared(frame_here()):
             self._hub.feed(_CALLED[trains])
 
     def _look_again(self) -> None:
@@ -122,9 +123,9 @@ class Discovery:
     @guarded
     def _compiles(self) -> None:
         """Something is about to be compiled, and may have a model of ours in it."""
-        module = called_compiled(sys._getframe(1))
+        module = called_compiled(frame_here(1))
         if self._everything and module is not None and not self._models.knows(module):
-            self._models.discover(module, sys._getframe(1))
+            self._models.discover(module, frame_here(1))
         self._without_modules()
         self.hooks.drop_roots()
 

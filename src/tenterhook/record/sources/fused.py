@@ -3,7 +3,6 @@
 The values would then differ in the last bits, so the hooks are taken off such a layer for that call.
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.platform.frames import keywords_of_call
+from tenterhook.platform.compiler import never_compile
+from tenterhook.platform.frames import frame_here, keywords_of_call
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.record.guard import guarded
-from tenterhook.record.sources.compiling import never_compile
 from tenterhook.record.sources.outputs import Hub
 
 Entry = tuple[dict[int, Any], int, Any]  # a table, a key in it, and the hook
@@ -68,7 +67,7 @@ def is_fused(layer: Any, args: Any) -> bool:
         attention = layer.self_attn
         parts = (attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
         tensors = [attention.in_proj_weight, attention.in_proj_bias, *(t for p in parts for t in (p.weight, p.bias))]
-        tensors.append(args[0] if args else keywords_of_call(sys._getframe()).get("src"))
+        tensors.append(args[0] if args else keywords_of_call(frame_here()).get("src"))
         graph = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
         return bool(attention.batch_first) and not graph
     except Exception:  # another kind of layer

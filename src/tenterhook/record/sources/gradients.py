@@ -1,20 +1,16 @@
 """The gradients of values: a hook on each tensor that a module gives."""
 
-import itertools
 import weakref
-from collections import OrderedDict
-from typing import Any
 
 from torch import Tensor
 
 from tenterhook.platform.autograd import graph_task
-from tenterhook.platform.functorch import is_wrapped
+from tenterhook.platform.functorch import is_of_transform
+from tenterhook.platform.tensors import hook_gradient
 from tenterhook.record.guard import guarded
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.sources.backward import Passes
 from tenterhook.values.tree import version_of
-
-_ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
 
 class Value:
@@ -52,7 +48,7 @@ class GradientHook:
         if self._step != measuring.step or not measuring.sampled:
             return
         micro = measuring.micro
-        if type(grad) is Tensor and grad.is_cuda and not is_wrapped(grad):
+        if type(grad) is Tensor and grad.is_cuda and not is_of_transform(grad):
             micro.gather.note([*self.places], grad)
             return
         # A sum hands one gradient on to all its terms: it is measured once.
@@ -64,14 +60,8 @@ class GradientHook:
             micro.gather.add(known.places, grad, known.version)
 
 
-def hook_gradient(tensor: Tensor, hook: GradientHook, measuring: Measuring) -> None:
-    """What register_hook does, in half of the time; a leaf, which outlives the graph, gets a handle."""
-    node = tensor.grad_fn  # read first: torch 2.13 can crash in register_hook otherwise
-    if node is None:
-        measuring.part.handles.append(tensor.register_hook(hook))
-        return
-    hooks: Any = tensor._backward_hooks
-    if hooks is None:
-        hooks = tensor._backward_hooks = OrderedDict()
-        node._register_hook_dict(tensor)
-    hooks[next(_ids)] = hook
+def ask_for_gradient(tensor: Tensor, hook: GradientHook, measuring: Measuring) -> None:
+    """Have a hook called with the gradient of a tensor; on a leaf, until the part is over."""
+    handle = hook_gradient(tensor, hook)
+    if handle is not None:
+        measuring.part.handles.append(handle)

@@ -1,6 +1,5 @@
 """Which hooks of a recorder are on modules: those that stay, and those that are there while a step is sampled."""
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +9,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.platform.frames import keywords_of_call
+from tenterhook.platform.compiler import never_compile
+from tenterhook.platform.frames import frame_here, keywords_of_call
 from tenterhook.platform.hook_tables import Hook, new_id, register
 from tenterhook.record.models import Model, Models
-from tenterhook.record.sources.compiling import never_compile
 from tenterhook.record.sources.fused import Fused
 from tenterhook.record.sources.outputs import Hub, OutputHook, WriteHook
 from tenterhook.record.sources.roots import RootHook
@@ -104,7 +103,7 @@ class _Only(Hook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if module is self._module():
-            self._hook(module, args, keywords_of_call(sys._getframe()))
+            self._hook(module, args, keywords_of_call(frame_here()))
             self._then(module, args)  # it may have come to be there just now
 
 

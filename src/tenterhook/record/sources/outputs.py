@@ -5,18 +5,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from tenterhook.platform.autograd import graph_task
-from tenterhook.platform.checkpoints import saves_hooked
-from tenterhook.platform.functorch import is_wrapped
+from tenterhook.platform.autograd import graph_task, saves_hooked
+from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_tracing
+from tenterhook.platform.layers import BatchNorm
 from tenterhook.record.events import PartCalled
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.sources.backward import Passes
-from tenterhook.record.sources.gradients import GradientHook, Value, hook_gradient
+from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
 from tenterhook.record.sources.units import watcher_of
 from tenterhook.values.tree import children
 
@@ -44,7 +43,7 @@ class OutputHook(Hook):
         self._kind = type(module).__name__
         self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
         self._gradients: dict[tuple[Any, ...], list[int]] = {}
-        self._is_norm = isinstance(module, _BatchNorm)
+        self._is_norm = isinstance(module, BatchNorm)
         self._units = watcher_of(module)
 
     @guarded
@@ -61,7 +60,7 @@ class OutputHook(Hook):
         if not again and measuring.micro.token.passes:
             self._hub.feed(_PART_CALLED)
         if type(output) is Tensor:
-            if output.is_cuda and self._units is None and not is_wrapped(output):
+            if output.is_cuda and self._units is None and not is_of_transform(output):
                 self._note(output)
             else:
                 self._see((), output)
@@ -88,10 +87,10 @@ class OutputHook(Hook):
             measuring.micro.gather.note([place], tensor)
         if measuring.gradients and tensor.requires_grad:
             places = self._gradients.get(()) or self._asked((), tensor)
-            hook_gradient(tensor, GradientHook(measuring, self._passes, places), measuring)
+            ask_for_gradient(tensor, GradientHook(measuring, self._passes, places), measuring)
 
     def _see(self, path: Any, tensor: Tensor) -> None:
-        if is_wrapped(tensor):  # inside vmap or grad of torch.func, where there are no values to read
+        if is_of_transform(tensor):  # inside vmap or grad of torch.func, where there are no values to read
             return
         measuring = self._measuring
         micro = measuring.micro
@@ -108,7 +107,7 @@ class OutputHook(Hook):
         if measuring.gradients and tensor.requires_grad:
             if known.gradient is None:
                 known.gradient = GradientHook(measuring, self._passes, [])
-                hook_gradient(tensor, known.gradient, measuring)
+                ask_for_gradient(tensor, known.gradient, measuring)
             known.gradient.places += self._asked(path, tensor)
         if self._units is not None and measuring.outputs:
             self._units.look(tensor, place, micro)

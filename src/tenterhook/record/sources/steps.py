@@ -5,7 +5,6 @@ end or begin a recording at any time.
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tenterhook.platform.compiler import never_compile
+from tenterhook.platform.frames import frame_here, frames_of_threads
 from tenterhook.platform.optimizers import closure_in, is_stepping
 from tenterhook.record.events import Event, Skipped, Stepped, Stepping
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.optimizers import Known, Optimizers, versions_of
-from tenterhook.record.sources.compiling import never_compile
 
 _lock = threading.Lock()
 _told: tuple["Steps", ...] = ()
@@ -72,7 +72,7 @@ class Steps:
             return None
         known = self._optimizers.add(optimizer)
         if stepping := self._stepping():
-            self._optimizers.note_wrappers(optimizer, stepping, sys._getframe())
+            self._optimizers.note_wrappers(optimizer, stepping, frame_here())
         self._taker.feed(Stepping(known.number))
         at, closure = closure_in(args, kwargs) if kwargs or len(args) > 1 else (0, None)
         if closure is None:
@@ -149,7 +149,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _wait_for_others() -> None:
     """For a second at most: until no other thread is in an optimizer's step."""
     for _ in range(1000):
-        frames = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+        frames = [frame for thread, frame in frames_of_threads().items() if thread != threading.get_ident()]
         if not any(map(is_stepping, frames)):
             return
         time.sleep(0.001)

@@ -1,0 +1,19 @@
+from torch import nn
+
+from tenterhook.platform.layers import BatchNorm, Dropout, Loss
+
+
+def test_the_base_classes_are_those_of_all_layers_of_their_kind():
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    assert all(issubclass(one, BatchNorm) for one in norms), "torch's _BatchNorm is no base of every batch norm now"
+    assert not issubclass(nn.LayerNorm, BatchNorm)
+    drops = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    assert all(issubclass(one, Dropout) for one in drops), "torch's _DropoutNd is no base of every dropout now"
+    losses = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss, nn.NLLLoss, nn.L1Loss, nn.KLDivLoss)
+    assert all(issubclass(one, Loss) for one in losses), "torch's _Loss is no base of every loss now"
+
+
+def test_they_have_what_is_read_of_them():
+    assert nn.BatchNorm1d(2, track_running_stats=False).running_mean is None
+    assert nn.BatchNorm1d(2).running_mean is not None
+    assert nn.Dropout(0.25).p == 0.25
