@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def takes_value(word: str) -> bool:
-    """Whether the next word belongs to this one."""
+    """True if the next word belongs to this one."""
     return word.startswith("--") and word[2:] in _OPTIONS
 
 

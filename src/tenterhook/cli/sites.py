@@ -60,6 +60,10 @@ def load(spec: str) -> Any:
     if not path.is_file():
         raise LoadError(f"there is no file {file}")
     module = _import(path)
+    return _made(module, name, file)
+
+
+def _made(module: Any, name: str, file: str) -> Any:
     if not hasattr(module, name):
         near = close_matches(name, [n for n in vars(module) if not n.startswith("_")])
         hint = f"; did you mean {', '.join(near)}?" if near else ""

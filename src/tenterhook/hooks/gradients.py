@@ -130,7 +130,7 @@ class GradientTap(Tap):
         return own.clone() if is_shared else own
 
     def is_copied_for_us(self, tensor: Tensor) -> bool:
-        """Whether an outer session made this copy for the same site, in this very call."""
+        """True if an outer session made this copy for the same site, in this very call."""
         owners = map(_owner, (tensor._backward_hooks or {}).values())
         return any(
             isinstance(owner, GradientTap)
@@ -183,7 +183,7 @@ def _is_shared(part: Any, start: CallStart | None) -> bool:
 
 
 def _is_older(tensor: Tensor, start: CallStart | None) -> bool:
-    """Whether a module's output was there before the call: its input, handed on, or something that it keeps.
+    """True where a module's output was there before the call: its input, handed on, or something that it keeps.
 
     A view counts as older, since a write into it would take the hook off.
     """

@@ -13,7 +13,7 @@ from torch.jit import ScriptModule
 from tenterhook.hooks.gradients import GradientTap, note_several_leaves
 from tenterhook.hooks.outputs import SCRIPTED, StartHook
 from tenterhook.hooks.shares import InputShares, WantedInput, hook_users
-from tenterhook.hooks.tap import with_part
+from tenterhook.hooks.tap import Call, with_part
 from tenterhook.platform.frames import PerCall
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.values.inputs import Inputs, argument_names
@@ -63,9 +63,7 @@ class InputTap(GradientTap):
         call, part = reached
         shares, whole = None, given
         if self.site.address.grad:
-            own, whole = self.own(part, given, None)
-            if call.has_graph and self.scope.is_open:
-                shares = self._want_gradients(own, part, call.number, given)
+            whole, shares = self._want_gradients(part, call, given)
         elif (new := self.changed(part, call)) is not None:
             note_several_leaves(given, part)
             whole = with_part(given, self.site.address.leaf, new)
@@ -79,10 +77,18 @@ class InputTap(GradientTap):
                 hook.restart()
         return whole.args, whole.kwargs
 
-    def _want_gradients(self, own: Any, part: Any, call: int, given: Inputs) -> InputShares | None:
+    def _want_gradients(self, part: Any, call: Call, given: Inputs) -> tuple[Any, InputShares | None]:
+        """What the module goes on with, and the inputs of which it may share the gradient with other users."""
+        own, whole = self.own(part, given, None)
+        if not (call.has_graph and self.scope.is_open):
+            return whole, None
         if self.action.changes:  # these are copies for this module alone
-            self.hook_leaves(own, call)
-            return None
+            self.hook_leaves(own, call.number)
+            return whole, None
+        return whole, InputShares(self._shared(own, part, call.number), given)
+
+    def _shared(self, own: Any, part: Any, call: int) -> list[WantedInput]:
+        """The inputs that others may use as well; those that only this module uses are hooked at once."""
         if not isinstance(part, torch.Tensor):
             self.action.on_structure(self, part, call)
         wanted = []
@@ -95,7 +101,7 @@ class InputTap(GradientTap):
                 self.hook(tensor, call, path)
             else:
                 wanted.append(WantedInput(tensor, path))
-        return InputShares(wanted, given)
+        return wanted
 
     def after(self, module: nn.Module, given: Any, output: Any) -> Any:
         """After the forward: write back what the module did to its inputs, and hook whoever used them."""

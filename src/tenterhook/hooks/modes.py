@@ -25,7 +25,7 @@ class Mode(TorchFunctionMode):
         return True
 
     def is_on(self) -> bool:
-        """Whether it is on in this thread."""
+        """True if it is on in this thread."""
         return function_mode_is_on(self)
 
     def switch_off(self) -> None:

@@ -1,10 +1,11 @@
 """A tap on a node of an autograd graph: the gradients of its outputs, or those of its inputs."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from tenterhook.hooks.tap import Tap
+from tenterhook.values.tree import Path
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -30,11 +31,11 @@ class NodeTap(Tap):
         if asked and asked[0] not in range(len(grads)):
             self.missed = f"the node has {len(grads)} of these, counted from [0]"
             return None
-        if not asked and len(grads) > 1:
+        paths: dict[Any, Path] = {k: (k,) for k in range(len(grads))}  # by position: of each that is wanted
+        if asked or len(grads) == 1:
+            paths = {asked[0] if asked else 0: ()}
+        elif grads:
             self.action.on_structure(self, grads, 0)
-        new = list(grads)
-        for k, grad in enumerate(grads):
-            if asked in ((), (k,)):
-                changed = self.arrive(0, () if asked or len(grads) == 1 else (k,), grad)
-                new[k] = grad if changed is None else changed
-        return tuple(new) if any(a is not b for a, b in zip(new, grads, strict=True)) else None
+        new = {k: self.arrive(0, path, grads[k]) for k, path in paths.items()}
+        changed = {k: grad for k, grad in new.items() if grad is not None}
+        return tuple(changed.get(k, grad) for k, grad in enumerate(grads)) if changed else None

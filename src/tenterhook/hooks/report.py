@@ -47,14 +47,26 @@ def notes_on(session: "Session") -> Iterator[str]:
     """What happened around a session's sites."""
     if session.ran_eagerly and compiler.something_was_compiled():
         yield "any compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
-    if any(tap.recomputed for tap in session.taps):
-        yield "calls during backward were a checkpoint recomputing, and are not counted again"
-    if any(tap.elsewhere for tap in session.taps):
-        yield "calls from other threads or async tasks, or made by a change or an observer, were left alone"
+    yield from _notes_on_calls(session)
     for mode in session.modes:
         yield from mode.notes()
     if session.ended_by is not None and issubclass(session.ended_by, Exception):
         yield f"the block was left by {session.ended_by.__name__}: a module that was running then returned nothing"
+    yield from _notes_of_taps(session)
+    if _turned_fast_path_off(session):
+        yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
+
+
+def _notes_on_calls(session: "Session") -> Iterator[str]:
+    """Which calls were not counted."""
+    if any(tap.recomputed for tap in session.taps):
+        yield "calls during backward were a checkpoint recomputing, and are not counted again"
+    if any(tap.elsewhere for tap in session.taps):
+        yield "calls from other threads or async tasks, or made by a change or an observer, were left alone"
+
+
+def _notes_of_taps(session: "Session") -> Iterator[str]:
+    """What single taps say, with the addresses of those that say it."""
     noted: dict[str, list[str]] = {}
     for tap in session.taps:
         if tap.note:
@@ -62,8 +74,6 @@ def notes_on(session: "Session") -> Iterator[str]:
     for note, where in noted.items():
         more = f" and {len(where) - 3} more" if len(where) > 3 else ""
         yield f"{', '.join(where[:3])}{more}: {note}"
-    if _turned_fast_path_off(session):
-        yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"
 
 
 def _turned_fast_path_off(session: "Session") -> bool:

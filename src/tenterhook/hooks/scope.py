@@ -59,7 +59,7 @@ class Scope:
         _open_scopes.set((*here(), self))
 
     def is_recomputed(self) -> bool:
-        """Whether it was opened inside what a checkpoint of the non-reentrant kind runs again."""
+        """True if it was opened inside what a checkpoint of the non-reentrant kind runs again."""
         return any(map(runs_in_backward, self.around))
 
     def close(self) -> None:

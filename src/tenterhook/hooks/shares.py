@@ -7,7 +7,7 @@ for those that use the tensor, a hook on each reads what it contributes, and the
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class InputShares:
 
     def __init__(self, inputs: Sequence[WantedInput], given: Any) -> None:
         self._inputs = [(one, list(_origins(one.tensor))) for one in inputs]
-        self._before = {t.grad_fn for t in tensors_within(given) if t.grad_fn is not None}
+        self._before = _nodes_of(tensors_within(given))
         # After reading every grad_fn, which may make a node. The count is one per thread, hence _before.
         self._since = next_sequence_number()
 
@@ -72,11 +72,10 @@ class InputShares:
         """
         out = list(tensors_within(output))
         made = [*out, *tensors_within(given), *_held_by(module)]  # it may have written into what it was given
-        edges = list(self._edges({t.grad_fn for t in made if t.grad_fn is not None}))
-        out_edges = {(t.grad_fn, t.output_nr) for t in out if t.grad_fn is not None}
+        edges = list(self._edges(_nodes_of(made)))
+        handed_on = {id(t) if t.is_leaf else (t.grad_fn, t.output_nr) for t in out}
         for wanted, origins in self._inputs:
-            own = origins[0]
-            if (own.node, own.output) in out_edges or any(wanted.tensor is t for t in out if t.is_leaf):
+            if id(wanted.tensor) in handed_on or (origins[0].node, origins[0].output) in handed_on:
                 yield wanted, None
             else:
                 yield wanted, [(edge, origin) for origin in origins for edge in edges if origin.is_used_by(edge)]
@@ -95,6 +94,10 @@ class InputShares:
                     if node not in visited and node not in self._before:
                         visited.add(node)
                         nodes.append(node)
+
+
+def _nodes_of(tensors: Iterable[Tensor]) -> set[Node]:
+    return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
 
 
 def hook_users(users: _Users, tap: Tap, call: int, path: Path) -> None:

@@ -90,7 +90,7 @@ class Tap(Hook):
 
     @property
     def changes(self) -> bool:  # type: ignore[override]
-        """Whether the model may go on with another value: an edit, or one that frozen=True gave a gradient."""
+        """True if the model may go on with another value: an edit, or one that frozen=True gave a gradient."""
         return self.action.changes or (self.scope.frozen and self.site.address.grad)
 
     def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
@@ -142,18 +142,18 @@ class Tap(Hook):
             self.scope.again_in(checkpoint)
 
     def may_come_again(self, call: int) -> bool:
-        """Whether a call was made in a checkpoint that can still run again."""
+        """True if a call was made in a checkpoint that can still run again."""
         return self._replays is not None and self._replays.knows(call)
 
     def is_at(self, site: Site) -> bool:
-        """Whether it taps the same inputs or outputs of the same module, or the same value inside it."""
+        """True if it taps the same inputs or outputs of the same module, or the same value inside it."""
         mine, other = self.site.address, site.address
         return self.site.owner is site.owner and (mine.role, mine.inner) == (other.role, other.inner)
 
     has_wide_answers = False  # whether it is a wide address inside a forward, and some of its values came
 
     def is_shown(self, others_came: bool) -> bool:
-        """Whether a report has a row for it; `others_came`: whether any tap has wide answers."""
+        """True if a report has a row for it; `others_came`: whether any tap has wide answers."""
         return True
 
     def why_silent(self, model: Any) -> str:

@@ -113,7 +113,7 @@ class Steps(list[Step]):
         return [*([i - 1] if falls else []), *self._jumps.get(i, ())]
 
     def from_to(self, since: int, place: int, now: int) -> bool:
-        """Whether a function may come from one place in the code by way of another to a third."""
+        """True if a function may come from one place in the code by way of another to a third."""
         first, middle, last = (max(self.running(offset), 0) for offset in (since, place, now))
         return (middle == first or middle in self._reach(first)) and last in self._reach(middle)
 
@@ -195,7 +195,7 @@ class Steps(list[Step]):
         return next((k for k in self.operands[i] if k != _NULL), None)
 
     def calls_others(self, i: int) -> bool:
-        """Whether a call calls something that calls operations for itself, as `sum` does."""
+        """True if a call calls something that calls operations for itself, as `sum` does."""
         if not self[i].op.startswith("CALL"):
             return False
         name = self.path(self.callee(i))
@@ -313,7 +313,7 @@ class Steps(list[Step]):
         return None
 
     def _leaves_block(self, k: int) -> bool:
-        """Whether a `with` ends here without an exception: its exit is called with three times None."""
+        """True if a `with` ends here without an exception: its exit is called with three times None."""
         some = [(step.op, step.argument) for step in self[k : k + 5]]
         return some[:3] == [("LOAD_CONST", None)] * 3 and [op for op, _ in some[3:]] == ["CALL", "POP_TOP"]
 

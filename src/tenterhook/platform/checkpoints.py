@@ -93,7 +93,7 @@ def _is_selective(mode: Any) -> bool:
 
 
 def runs_in_backward(one: Any) -> bool:
-    """Whether a checkpoint is of the kind that is not reentrant, which runs again within the same backward pass."""
+    """True if a checkpoint is of the kind that is not reentrant, which runs again within the same backward pass."""
     return isinstance(one, checkpoint._CheckpointFrame)
 
 
@@ -114,7 +114,7 @@ class Replays:
         return around
 
     def knows(self, call: int) -> bool:
-        """Whether a call was made in a checkpoint that can still run again."""
+        """True if a call was made in a checkpoint that can still run again."""
         return any(call in replay.calls for replay in self._of.values())
 
     def next_call(self) -> tuple[int, bool, list[Any]] | None:

@@ -64,7 +64,7 @@ def _eager() -> Any:
 
 
 def something_was_compiled() -> bool:
-    """Whether torch.compile has turned any Python code of this process into a graph."""
+    """True if torch.compile has turned any Python code of this process into a graph."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(frames.input_codes.seen)
 
@@ -79,7 +79,7 @@ def never_compile(*functions: Any) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of this module runs compiled code."""
+    """True if a call of this module runs compiled code."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 

@@ -64,7 +64,7 @@ def keywords_of_call(frame: FrameType) -> dict[str, Any]:
 
 
 def let_go(frame: Any) -> None:
-    """Have a function that was traced hold its variables alone."""
+    """Drop the f_locals snapshot of a function that was traced, so that its variables are freed on time."""
     if LOCALS_ARE_COPIED:
         empty_snapshot(frame, frame.f_locals)
 
@@ -97,7 +97,7 @@ class PerCall(Generic[T]):
         self._of[id(sys._getframe(2))] = value
 
     def take(self, depth: int = 2) -> T | None:
-        """Likewise; `depth` says how many functions are between this one and torch's."""
+        """What was put before this call; `depth` says how many functions are between this one and torch's."""
         return self._of.pop(id(sys._getframe(depth)), None)
 
     def update(self, change: Callable[[T], T]) -> None:

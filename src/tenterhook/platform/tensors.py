@@ -25,7 +25,7 @@ def viewed_by(tensor: Tensor) -> Tensor | None:
 
 
 def share_storage(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors may share memory; True where that cannot be told."""
+    """True if two tensors may share memory; True where that cannot be told."""
     try:
         return a.untyped_storage()._cdata == b.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage

@@ -153,14 +153,7 @@ def _many(number: int) -> str:
 
 def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
     schedule = run.info.get("schedule", {})
-    dense, budget = schedule.get("dense", 0), schedule.get("budget") or 0
-    if (share := info.get("overhead")) is not None:
-        later = info.get("overhead_later")
-        usual = "" if later is None else f"; {later:.1%} of the time after the first {dense} steps"
-        yield f"overhead: watching took {share:.1%} more time{usual}"
-    if left_out := info.get("passed_over"):
-        what = f"{left_out:,} samples were left out to stay near the budget of {budget:.0%}"
-        yield f"{what}, so that what came and went in between was not seen; --every N samples whatever it costs"
+    yield from _remarks_on_cost(schedule, info)
     if info.get("further_models"):
         yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):
@@ -177,6 +170,17 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
         yield f"the program ended with {info['ended']}"
     if any(model.get("compiled") for model in info.get("models", [])):
         yield "activations were not recorded: the model runs under torch.compile"
+
+
+def _remarks_on_cost(schedule: dict[str, Any], info: dict[str, Any]) -> Iterator[str]:
+    dense, budget = schedule.get("dense", 0), schedule.get("budget") or 0
+    if (share := info.get("overhead")) is not None:
+        later = info.get("overhead_later")
+        usual = "" if later is None else f"; {later:.1%} of the time after the first {dense} steps"
+        yield f"overhead: watching took {share:.1%} more time{usual}"
+    if left_out := info.get("passed_over"):
+        what = f"{left_out:,} samples were left out to stay near the budget of {budget:.0%}"
+        yield f"{what}, so that what came and went in between was not seen; --every N samples whatever it costs"
 
 
 def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:

@@ -127,7 +127,7 @@ class Difference:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether there is something in a structure that is neither a tensor nor a constant, such as a cache."""
+    """True if there is something in a structure that is neither a tensor nor a constant, such as a cache."""
     found: list[Any] = []
     rebuild(value, lambda _, tensor: tensor, opaque=lambda x: found.append(noted(x)))
     return any(isinstance(x, Omitted) for x in found)

@@ -5,6 +5,7 @@ with edit(model, {"layer3": zero(), "grad(layer2)": lambda g: g * 2}) as edits:
 edits.report()                # how often each was applied, and how much it changed
 """
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
@@ -28,6 +29,7 @@ _PLAIN: dict[Any, tuple[Any, Any]] = {
     Change: (PlainEdit, PlainReplace),
     Function: (PlainFunctionEdit, ReplaceByFunction),
 }
+_IS_GRADIENT = operator.attrgetter("site.address.grad")
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
 
@@ -54,14 +56,10 @@ class edit:
         reduced: bool = False,
     ) -> None:
         model = searchable(model, "edit")
-        if more or not isinstance(changes, Mapping):
-            got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
-            raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
+        _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
         self._session = Session(model, frozen=frozen, changes=True, reduced=reduced)
         self._groups: list[tuple[Selector, list[Any]]] = []
-        every: list[Any] = []
-        any_gradient = False
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
@@ -69,12 +67,10 @@ class edit:
                 taps = [_plain_tap(site, made, scope)]
             else:
                 taps = [_tap(site, made, scope) for site in resolve(model, selector)]
-                any_gradient = any_gradient or taps[0].site.address.grad
             self._groups.append((selector, taps))
-            every += taps
-        self._taps = tuple(every)
+        self._taps = tuple([tap for _, taps in self._groups for tap in taps])
         # The gradient at a site is that of the value that the model goes on with, so values are changed first.
-        self._session.taps = sorted(every, key=lambda tap: tap.site.address.grad) if any_gradient else every
+        self._session.taps = sorted(self._taps, key=_IS_GRADIENT)
 
     def __enter__(self) -> "edit":
         self._session.__enter__()
@@ -146,6 +142,12 @@ class edit:
             written = [(selector, taps)] if isinstance(selector, str) else [(str(tap.site), [tap]) for tap in taps]
             for address, some in written:
                 yield address, taps[0].action.change, {id(_thing(tap.site)) for tap in some}
+
+
+def _check_is_one_dict(changes: object, more: tuple[object, ...]) -> None:
+    if more or not isinstance(changes, Mapping):
+        got = f"got {type(changes).__name__}" + (f" and {len(more)} more" if more else "")
+        raise TypeError(f'edit needs one dict of selector: change, as in edit(model, {{"fc": zero()}}); {got}')
 
 
 def _thing(site: Site) -> Any:

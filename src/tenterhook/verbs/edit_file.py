@@ -59,6 +59,23 @@ def load_edits(file: str | Path) -> dict[str, Change]:
     with edit(model, load_edits("steering.safetensors")):
         model(x)
     """
+    header, tensors = _read(file)
+    try:
+        content = json.loads(header)
+        if content["version"] != _VERSION:
+            raise EditError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
+        edits = {str(address): _decode(change, tensors) for address, change in content["edits"]}
+        if not all(isinstance(change, Change) for change in edits.values()):
+            raise ValueError("something in it is no change")
+        return edits
+    except EditError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
+        raise EditError(f"{file} cannot be read as edits: {error}") from error
+
+
+def _read(file: str | Path) -> tuple[str, dict[str, Tensor]]:
+    """Our header in a file, and its tensors."""
     safetensors = _safetensors()
     if not Path(file).is_file():
         raise FileNotFoundError(f"there is no file {file}")
@@ -70,19 +87,7 @@ def load_edits(file: str | Path) -> dict[str, Change]:
         header = (opened.metadata() or {}).get(_KEY)
         if header is None:
             raise EditError(f"{file} holds no edits; write them with `edits.save(...)`")
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    try:
-        content = json.loads(header)
-        if content["version"] != _VERSION:
-            raise EditError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
-        edits = {str(address): _decode(change, tensors) for address, change in content["edits"]}
-        if not all(isinstance(change, Change) for change in edits.values()):
-            raise ValueError("something in it is no change")
-        return edits
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
-        if isinstance(error, EditError):
-            raise
-        raise EditError(f"{file} cannot be read as edits: {error}") from error
+        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:

@@ -121,7 +121,7 @@ class How:
 
     @property
     def last(self) -> bool:
-        """Whether only the last call is kept."""
+        """True if only the last call is kept."""
         return self.keep_only == "last"
 
     def keep(self, tensor: Tensor) -> Any:

@@ -221,7 +221,7 @@ def _are_alike(old: Any, new: Any) -> bool:
 
 
 def _is_free(site: Site) -> bool:
-    """Whether a value may get another shape: not one that is kept in its place."""
+    """True if a value may get another shape: not one that is kept in its place."""
     return site.kind in ("module", "inner")
 
 

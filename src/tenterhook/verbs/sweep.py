@@ -41,14 +41,12 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     inputs run once alone, and must come out alike before and after the edited rows; and two of the edits run alone.
     """
     check_model(model, "sweep")
-    edits = _checked(edits)
-    if at_once is not None and at_once < 1:
-        raise ValueError(f"at_once is how many edits go into one forward, got {at_once}")
+    edits = _checked(edits, at_once)
     _check_rows_are_independent(model)
     sites = {selector: resolve(model, selector) for one in edits for selector in one}
-    for found in sites.values():
-        _check_can_sweep(found)
-    batch = _Batch(model, inputs, {_place(site) for found in sites.values() for site in found})
+    every = [site for found in sites.values() for site in found]
+    _check_can_sweep(every)
+    batch = _Batch(model, inputs, list(map(_place, every)))
     made = [[(site, as_change(change)) for s, change in one.items() for site in sites[s]] for one in edits]
     size = at_once or max(len(made), 1)
     results = [result for k in range(0, len(made), size) for result in batch.run(made[k : k + size])]
@@ -56,10 +54,12 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     return results
 
 
-def _checked(edits: Any) -> list[Changes]:
+def _checked(edits: Any, at_once: int | None) -> list[Changes]:
     listed = [edits] if isinstance(edits, Mapping) else list(edits)
     if isinstance(edits, Mapping) or not all(isinstance(one, Mapping) for one in listed):
         raise TypeError("sweep needs a list of edits, each a dict of selector: change")
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"at_once is how many edits go into one forward, got {at_once}")
     return listed
 
 
@@ -80,7 +80,7 @@ class _Alone(edit):
 class _Batch:
     """The inputs many times over; the first and last block of rows are clean, and must come out as they did alone."""
 
-    def __init__(self, model: nn.Module, inputs: Any, places: set[str]) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, places: list[str]) -> None:
         self.model = model
         self.inputs = inputs
         self.rows = _rows(inputs)
