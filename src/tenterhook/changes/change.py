@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tenterhook.addresses.sites import Site
 from tenterhook.changes.function import Function
-from tenterhook.platform.checkpoints import beside_checkpoints, modes
+from tenterhook.platform.checkpoints import beside_checkpoints
 from tenterhook.platform.functorch import in_transform, is_of_transform
+from tenterhook.platform.modes import dispatch_modes
 from tenterhook.values.tree import can_have_gradient, describe, version_of
 
 Number = int | float
@@ -166,7 +167,7 @@ class Change:
         if self._moved.get(key, (None,))[0] != version:
             with torch.inference_mode(False), beside_checkpoints():  # others may need it, in another mode
                 moved = x.to(value.device, dtype)
-                if modes() or is_of_transform(moved):  # of a trace, say
+                if dispatch_modes() or is_of_transform(moved):  # of a trace, say
                     return moved
             self._moved[key] = (version, moved)
         return self._moved[key][1]
@@ -217,7 +218,7 @@ def _by_dtype(operand: Any, is_for_operator: bool) -> dict[torch.dtype, Any]:
     not round it first, so it stays a number there, and where what is made belongs to a trace or a transform.
     """
     operands = dict.fromkeys(_FLOATING, operand)
-    if is_for_operator and type(operand) is float and not modes() and not in_transform():
+    if is_for_operator and type(operand) is float and not dispatch_modes() and not in_transform():
         with torch.inference_mode(False):
             operands.update((dtype, torch.tensor(operand, dtype=dtype, device="cpu")) for dtype in _FLOATING[:2])
     return operands

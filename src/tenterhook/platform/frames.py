@@ -55,6 +55,14 @@ def locals_of(frame: Any) -> Any:
     return {} if LOCALS_ARE_COPIED and not LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
 
 
+def keywords_of_call(frame: FrameType) -> dict[str, Any]:
+    """Those of the module's call that a global hook runs in, which torch does not tell it."""
+    try:
+        return dict(all_variables(next(one for one in frames_from(frame) if one.f_code.co_filename == CALLS))["kwargs"])
+    except (StopIteration, KeyError, TypeError):  # in another torch
+        return {}
+
+
 def let_go(frame: Any) -> None:
     """Drop the f_locals snapshot of a function that was traced, so that its variables are freed on time."""
     if LOCALS_ARE_COPIED:

@@ -138,14 +138,13 @@ class Models:
         self._remember(module)
         return model
 
-    def look(self) -> Iterator[nn.Module]:
-        """See which modules and parameters the models have by now; gives those that are still there."""
+    def look(self) -> None:
+        """See which modules and parameters the models have by now."""
         for model in self.all:
             module = model.module()
             if module is not None:
                 model.look()
                 self._remember(module)
-                yield module
 
     def discover(self, module: nn.Module, frame: FrameType | None) -> Model | None:
         """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.

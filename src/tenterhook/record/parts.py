@@ -1,9 +1,7 @@
-"""What happens between two steps of an optimizer, and how it becomes a step on the host.
+"""What was measured in the parts and micro-batches of a step, and how it becomes a step on the host.
 
-A part is what came since an optimizer last stepped, cut into micro-batches by the backward passes. A step is made of
-the parts of all optimizers that step in turn: a GAN's two parts are one step. Under a GradScaler the gradients are
-divided by the scale; where it left out a step after a micro-batch, the gradients up to there had overflowed, and are
-left out too, and so are the losses, unless another optimizer has stepped in its turn.
+Which parts and micro-batches a step has is said in `assemble.py`. Under a GradScaler the gradients are divided by the
+scale; those of micro-batches that do not count, for a step was left out after them, are left out too.
 """
 
 from collections.abc import Sequence
@@ -14,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.record.gather import Block, Gather, Scalars
+from tenterhook.record import assemble
+from tenterhook.record.gather import Gather
+from tenterhook.record.numbers import Block, Scalars
 from tenterhook.record.places import Place
 from tenterhook.record.step import Layout, Parameter, Rows, Step
 from tenterhook.stats.arithmetic import Floats, divided, merged
@@ -25,27 +25,20 @@ _LAYOUTS = 16
 
 
 class Micro:
-    """One forward and its backward."""
+    """What was measured in one micro-batch."""
 
-    __slots__ = (
-        *("asking", "called", "frozen", "gather", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "tasks", "values", "was_left_out", "watched"),
-    )
+    __slots__ = ("frozen", "gather", "has_scale", "last", "modes", "scalars", "scaler", "token", "values")
 
-    def __init__(self, at_once: set[int], sampled: bool) -> None:
+    def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
+        self.token = token
         self.gather = Gather(at_once) if sampled else _NOTHING
         self.scalars = Scalars()
         self.values: dict[int, Any] = {}
-        self.tasks: set[int] = set()  # its backward passes
-        self.watched: set[int] = set()  # those of them that are seen in steps that are not sampled, too
-        self.asking: set[int] = set()  # and those of autograd.grad()
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
-        self.last: Any = None  # the hook of the module that was last called
+        self.last: Any = None  # the site of the module that was last called
         self.has_scale = False
         self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
-        self.called = False  # whether a model was
-        self.was_left_out = False  # whether a GradScaler has left out the step after it, of one optimizer or more
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
@@ -60,36 +53,31 @@ class Micro:
 
 
 class Part:
-    """Everything since an optimizer last stepped."""
+    """What was measured in one part."""
 
-    __slots__ = (
-        *("classes", "handles", "keeps_last", "micros", "optimizers"),
-        *("parameters", "rates", "sampled", "unscaled_late"),
-    )
+    __slots__ = ("classes", "handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
 
-    def __init__(self, at_once: set[int], sampled: bool) -> None:
+    def __init__(self, token: assemble.Part, sampled: bool) -> None:
+        self.token = token
         self.sampled = sampled
-        self.micros = [Micro(at_once, sampled)]
+        self.of: dict[assemble.MicroBatch, Micro] = {}
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.classes: int | None = None
-        self.keeps_last = False  # whether losses before the last step that was left out count: another one was not
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
-    def is_watched(self) -> bool:
-        """Whether all its backward passes are seen if it is not sampled, too."""
-        first = self.micros[0]
-        if first.watched == first.tasks and len(self.micros) == 1:  # as nearly always
-            return bool(first.watched)
-        return bool(first.watched) and all(micro.watched >= micro.tasks for micro in self.micros)
+    @property
+    def micros(self) -> list[Micro]:
+        """Those that count; what led to a step that raised does not."""
+        return [self.of[micro] for micro in self.token.micros]
 
     def close(self) -> None:
         """Nothing more comes: send what there is to the host."""
         for handle in self.handles:
             handle.remove()
-        self.micros[-1].settle()
+        self.of[self.token.micros[-1]].settle()
 
 
 class Pending:
@@ -97,11 +85,11 @@ class Pending:
 
     __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, parts: list[Part], seconds: float, time: float, spent: float) -> None:
         self.number = number
-        self.parts: list[Part] = []
-        self.seconds = self.time = self.spent = 0.0
-        self.sampled = False  # whether its values were measured
+        self.parts = parts
+        self.seconds, self.time, self.spent = seconds, time, spent
+        self.sampled = any(part.sampled for part in parts)  # whether its values were measured
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""
@@ -167,19 +155,11 @@ class _Batch:
 
 
 def _read(part: Part) -> list[_Batch]:
-    """The micro-batches of a part, and what counts of each.
-
-    A part is one or more attempts at a step: each but the last ended with a step that was left out. The gradients and
-    the losses of the last one count; where it has no backward pass, since another optimizer stepped after that of the
-    attempt before, so do the losses of that one.
-    """
+    """The micro-batches of a part, and what counts of each."""
     micros = part.micros
     facts = [dict(micro.scalars.read()) for micro in micros]
-    left_out = [micro.was_left_out or _fell(micros, facts, i) for i, micro in enumerate(micros)]
-    attempts = [0, *(i + 1 for i, was in enumerate(left_out) if was)]  # where each begins
-    gradients_from = losses_from = attempts[-1]
-    if part.keeps_last and len(attempts) > 1 and not any(micro.tasks for micro in micros[gradients_from:]):
-        losses_from = attempts[-2]
+    left_out = [micro.token.skipped or _fell(micros, facts, i) for i, micro in enumerate(micros)]
+    gradients_from, losses_from = assemble.first_that_count(part.token, left_out)
     return [
         _Batch(micro, facts[i], left_out[i], i >= gradients_from, i >= losses_from) for i, micro in enumerate(micros)
     ]

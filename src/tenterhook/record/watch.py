@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from tenterhook.addresses.sites import check_model
 from tenterhook.errors import TenterhookWarning
-from tenterhook.record.hooks import uninterrupted
+from tenterhook.record.guard import uninterrupted
 from tenterhook.record.judge import Judge
 from tenterhook.record.log import Log
 from tenterhook.record.places import KINDS

@@ -2,28 +2,26 @@
 
 import math
 import os
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tenterhook.platform.foreach import foreach_mul, foreach_sub
 from tenterhook.record.gather import Gather, is_plain
 from tenterhook.record.models import Models
 from tenterhook.record.places import Places
 from tenterhook.record.step import Parameter
 
+T = TypeVar("T")
 _KEEP = 1 << 26  # bytes for copies of parameters
 _OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
 
 
 class Weights:
     """What is known of one optimizer's parameters: whose they are, and their places."""
-
-    alone: frozenset[int] = frozenset()  # the number of its optimizer
-    wraps = False  # whether it only has another optimizer step
-    state: tuple[int, list[int]] = (-1, [])  # if so, at the start of its last step: a count of all, and its versions
-    missed = 0  # its steps before which no backward pass was seen
 
     def __init__(self, models: Models, places: Places, what: frozenset[str], everything: bool) -> None:
         self._models, self._places, self._what = models, places, what
@@ -72,18 +70,26 @@ class Weights:
         moved = self._moved(graded) if "update" in self._what else []
         self._old = {}
         if "parameter" in self._what:
-            self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
-            of = numbers["parameter"]
-            gather.add_plain([of[i] for i in self._old], [tensors[i] for i in self._old], copies=[*self._old.values()])
-            rest = [i for i in range(len(tensors)) if i not in self._old]
-            gather.add_fixed([of[i] for i in rest], [tensors[i] for i in rest], self._memory)
+            self._measure_values(gather, moved)
         if "parameter_grad" in self._what:
-            gather.add_all([numbers["parameter_grad"][i] for i in graded], [tensors[i].grad for i in graded])  # type: ignore[misc]
-        if rest := [i for i in moved if i not in self._old]:
-            with torch.no_grad():
-                copies = torch._foreach_mul([tensors[i] for i in rest], 1.0)
-            self._old.update(zip(rest, copies, strict=True))
+            gradients = [tensors[i].grad for i in graded]
+            gather.add_all(_at(graded, numbers["parameter_grad"]), gradients)  # type: ignore[arg-type]
+        self._copy([i for i in moved if i not in self._old])
         gather.measure()  # the step writes into the parameters
+
+    def _measure_values(self, gather: Gather, moved: list[int]) -> None:
+        """Measure the parameters; plain ones whose update is wanted are copied in passing."""
+        tensors, numbers = self._tensors, self._numbers["parameter"]
+        self._old = {i: self._room_for(i) for i in moved if is_plain(tensors[i])}
+        gather.add_plain(_at(self._old, numbers), _at(self._old, tensors), copies=[*self._old.values()])
+        rest = [i for i in range(len(tensors)) if i not in self._old]
+        gather.add_fixed(_at(rest, numbers), _at(rest, tensors), self._memory)
+
+    def _copy(self, rows: list[int]) -> None:
+        if rows:
+            with torch.no_grad():
+                copies = foreach_mul(_at(rows, self._tensors), 1.0)
+            self._old.update(zip(rows, copies, strict=True))
 
     def after(self, gather: Gather) -> None:
         """Measure what the step has added."""
@@ -92,11 +98,11 @@ class Weights:
         self._old, self._tensors = {}, []
         old = {i: one for i, one in old.items() if _is_like(tensors[i], one)}  # else the step has exchanged it
         plain = [i for i in old if is_plain(tensors[i]) and is_plain(old[i])]
-        gather.add_plain([numbers[i] for i in plain], [tensors[i] for i in plain], minus=[old[i] for i in plain])
+        gather.add_plain(_at(plain, numbers), _at(plain, tensors), minus=[old[i] for i in plain])
         if rest := sorted(old.keys() - plain):
             with torch.no_grad():
-                updates = torch._foreach_sub([tensors[i] for i in rest], [old[i] for i in rest])
-            gather.add_all([numbers[i] for i in rest], list(updates))
+                updates = foreach_sub(_at(rest, tensors), [old[i] for i in rest])
+            gather.add_all(_at(rest, numbers), list(updates))
 
     def _moved(self, graded: list[int]) -> list[int]:
         """The rows whose update is wanted: sparse and sharded ones would be an operation of all ranks."""
@@ -141,6 +147,10 @@ class Weights:
             tensor = self._tensors[i]
             need[tensor.device] = need.get(tensor.device, 0) + tensor.numel() * tensor.element_size()
         return all(size < _free(device) / 4 for device, size in need.items())
+
+
+def _at(rows: Iterable[int], some: list[T]) -> list[T]:
+    return [some[i] for i in rows]
 
 
 def _is_like(tensor: Tensor, other: Tensor) -> bool:

@@ -46,7 +46,7 @@ def trouble(step, model):
     if step == 9 and "raise" in sys.argv:
         raise RuntimeError("out of luck")
     if step == 9 and "break" in sys.argv:
-        from tenterhook.record.hooks import OutputHook
+        from tenterhook.record.sources.outputs import OutputHook
 
         OutputHook._see = None
     if step == 9 and "break-writing" in sys.argv:

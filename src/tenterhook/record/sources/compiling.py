@@ -5,25 +5,14 @@ being one, and that code is about to be compiled by a callback of the compiler i
 """
 
 import contextlib
-import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from tenterhook.platform.compiler import compiler_callbacks, is_compiled, load_compiler
 from tenterhook.platform.frames import first_argument, frames_from
-
-
-def never_compile(*functions: Any) -> None:
-    """Where the compiler runs code as it is, it still would compile the hooks that this code calls."""
-    compiler = torch._C._dynamo.eval_frame
-    with contextlib.suppress(AttributeError, TypeError):
-        skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
-        for function in functions:
-            compiler.set_code_exec_strategy(function.__code__, skip)
 
 
 class Compiling:
@@ -41,10 +30,9 @@ class Compiling:
     ) -> None:
         self._wrapped, self._starts, self._grows = wrapped, starts, grows
         self._modules = register_module_module_registration_hook(self._registered)
-        if all_code:  # two seconds; every optimizer does this import too, when it is made
-            import torch._dynamo.callback  # noqa: F401
-        callback = sys.modules.get("torch._dynamo.callback")
-        self._compiler: Any = getattr(callback, "callback_handler", None)
+        if all_code:
+            load_compiler()
+        self._compiler = compiler_callbacks()
         if self._compiler is not None:
             self._compiler.register_start_callback(self._started)
 
@@ -63,11 +51,6 @@ class Compiling:
 
     def _started(self, facts: object) -> None:
         self._starts()
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of this module runs compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def called_compiled(frame: FrameType | None) -> nn.Module | None:

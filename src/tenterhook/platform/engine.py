@@ -1,0 +1,99 @@
+"""Backward passes: where they begin, and what is near the end of a graph.
+
+Relies on: every backward pass that Python starts goes through `torch.autograd.graph._engine_run_backward(outputs,
+grad_outputs, retain_graph, create_graph, inputs, *, allow_unreachable, accumulate_grad)`, which `torch.autograd` has
+imported by name; a node that accumulates into a leaf is an `AccumulateGrad` with the leaf as its `variable`; nodes keep
+the shapes of what they gave in `_input_metadata`, and what they need in attributes that begin with `_saved_`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import graph
+
+ENGINE = "_engine_run_backward"
+ENGINE_IN: tuple[Any, ...] = (torch.autograd, graph)  # who has it under that name
+# What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
+_AROUND = ("MulBackward0", "DivBackward0", "ToCopyBackward0", "AddBackward0", "MeanBackward0", "AliasBackward0")
+
+
+class Asked(NamedTuple):
+    """What a backward pass is called with."""
+
+    outputs: Sequence[Any]  # tensors, or edges of a graph
+    inputs: Sequence[Any]  # where not all leaves are meant
+    accumulates: bool  # False for autograd.grad()
+
+
+def what_is_asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+    """From the arguments of torch's function."""
+    outputs = args[0] if args else kwargs.get("t_outputs", ())
+    return Asked(outputs, args[4] if len(args) > 4 else (), kwargs.get("accumulate_grad", True))
+
+
+def leaves_of(asked: Asked) -> Iterator[Tensor]:
+    """The leaves that a backward pass accumulates gradients in, the nearest to the loss first."""
+    if asked.inputs:
+        yield from (one for one in asked.inputs if isinstance(one, Tensor))
+        return
+    nodes = [node_of(one) for one in asked.outputs]
+    seen = set(nodes)
+    for node in nodes:  # which grows meanwhile
+        following = () if node is None else node.next_functions
+        for one, _ in following:
+            if one not in seen:
+                seen.add(one)
+                nodes.append(one)
+        if not following and (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+
+
+def node_of(output: Any) -> Any:
+    """The node of a tensor, or of an edge."""
+    if not isinstance(output, Tensor):
+        return getattr(output, "node", None)
+    if output.grad_fn is None and output.requires_grad:
+        return graph.get_gradient_edge(output).node
+    return output.grad_fn
+
+
+def shape_given(node: Any, which: int) -> Sequence[int]:
+    """The shape of what a node has given."""
+    try:
+        return tuple(node._input_metadata[which].shape)
+    except (AttributeError, IndexError, RuntimeError):
+        return ()
+
+
+def swapped_axes(node: Any) -> tuple[int, int] | None:
+    """The axes that a transposition has exchanged."""
+    name = node.name()
+    if name == "TBackward0":
+        return 0, 1
+    return (_signed(node._saved_dim0), _signed(node._saved_dim1)) if name == "TransposeBackward0" else None
+
+
+def permuted_axes(node: Any) -> list[int] | None:
+    """The order in which `permute` has put the axes."""
+    return [_signed(dim) for dim in node._saved_dims] if node.name() == "PermuteBackward0" else None
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number  # as torch keeps -1 in its graph
+
+
+def classes_of(loss: Tensor) -> int | None:
+    """Over how many classes this loss is a mean cross entropy, if it is one."""
+    node: Any = loss.grad_fn
+    while node is not None and node.name() in _AROUND:
+        following = [one for one, _ in node.next_functions if one is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+    if node is None or not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", None) != 1:
+        return None
+    before = next((one for one, _ in node.next_functions), None)
+    shape = shape_given(before, 0)
+    return int(shape[1 if len(shape) > 1 else 0]) if shape else None

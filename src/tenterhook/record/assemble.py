@@ -1,0 +1,223 @@
+"""Where the steps of a training end, and which of its micro-batches count: events in, whole steps out. No torch here.
+
+A part is what came since an optimizer last stepped, cut into micro-batches by the calls that follow a backward pass. A
+step is made of the parts of all optimizers that step in turn: a GAN's two parts are one step. Without an optimizer,
+every call of a model begins a step.
+
+    assembler = Assembler()
+    for event in events:
+        for step in assembler.feed(event):
+            print(step.number, [micro.losses for part in step.parts for micro in part.micros])
+
+Whoever measures keeps what belongs to `assembler.micro` and `assembler.part`, which change as events come.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tenterhook.record.events import (
+    Backward,
+    Called,
+    Event,
+    Finished,
+    Joined,
+    PartCalled,
+    Ready,
+    Skipped,
+    Stepped,
+    Stepping,
+)
+
+
+@dataclass(eq=False, slots=True)
+class MicroBatch:
+    """One forward and its backward passes."""
+
+    called: bool = False  # whether a model was
+    passes: list[int] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)
+    skipped: bool = False  # whether a GradScaler has left out the step after it, of one optimizer or more
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """Everything since an optimizer last stepped."""
+
+    is_first: bool = True  # of its step, as far as is known when it begins
+    micros: list[MicroBatch] = field(default_factory=lambda: [MicroBatch()])
+    keeps_last: bool = False  # whether losses before the last step that was left out count: another one was not
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """The parts of one step."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+
+class Assembler:
+    """Cuts a stream of events into steps."""
+
+    def __init__(self, has_optimizer: Callable[[], bool] = lambda: False) -> None:
+        self._has_optimizer = has_optimizer  # whether there is one that has not stepped yet
+        self.number = 0
+        self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
+        self.part = Part()
+        self.micro = self.part.micros[-1]
+        self.ready: dict[int, MicroBatch] = {}  # optimizers that are stepping, or whose step has raised, and since when
+        self._optimizers: set[int] = set()
+        self._usual: set[int] = set()  # those of the step before
+        self._stepped: set[int] = set()  # those of this one
+        self._left_out: set[int] = set()  # those whose turn it was, but a GradScaler has left it out
+        self._parts: list[Part] = []
+        self._whole: list[WholeStep] = []
+
+    def feed(self, event: Event) -> list[WholeStep]:
+        """The steps that end with an event."""
+        self._handlers[type(event)](self, event)
+        whole = self._whole
+        if whole:
+            self._whole = []
+        return whole
+
+    def is_stepping(self, optimizer: int) -> bool:
+        """Whether a step of this optimizer will count: none that it wraps has stepped for it."""
+        return optimizer in self.ready and optimizer in self._optimizers
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether something has happened that belongs to no step yet."""
+        micro = self.micro
+        return bool(micro.passes or (self.without_gradients and micro.called))
+
+    def _called(self, event: Called) -> None:
+        if not event.trains and not self.without_gradients:
+            if self._optimizers or self.micro.passes or self._has_optimizer():
+                return
+            self.without_gradients = True
+        if self.has_unfinished and not self._optimizers and not self._has_optimizer():
+            self._end_part()
+            self._end_step()
+            self._begin_part()
+        elif self.micro.passes:
+            self._begin_micro()
+        self.micro.called = True
+
+    def _part_called(self, event: PartCalled) -> None:
+        if self.micro.passes:
+            self._begin_micro()
+
+    def _backward(self, event: Backward) -> None:
+        if event.asks:
+            return
+        micro = self.micro
+        micro.passes.append(event.number)
+        counts = not (self.ready and event.in_step)  # of a closure that is called several times, the first one does
+        if counts and event.loss is not None and event.loss not in micro.losses[-1:]:
+            micro.losses.append(event.loss)
+
+    def _joined(self, event: Joined) -> None:
+        if not self._optimizers:  # if the others do not take turns with it, that is soon known
+            self._usual = set(event.others)
+        for gone in event.replaces:
+            self._optimizers.discard(gone)
+            if gone in self._stepped:  # it had its turn
+                self._end_step()
+            self._usual.discard(gone)
+        self._optimizers.add(event.optimizer)
+        self._usual.add(event.optimizer)
+        self.without_gradients = False
+
+    def _stepping(self, event: Stepping) -> None:
+        raised = self.ready.pop(event.optimizer, None)
+        micros = self.part.micros
+        if raised is not None and raised in micros[:-1]:  # what led to the step that raised is over
+            del micros[: micros.index(raised) + 1]
+
+    def _is_ready(self, event: Ready) -> None:
+        self.ready[event.optimizer] = self.micro
+
+    def _step_returned(self, event: Stepped) -> None:
+        optimizer, counts = event.optimizer, self.is_stepping(event.optimizer)
+        self.ready.pop(optimizer, None)
+        if not counts:
+            return
+        if optimizer in self._stepped:
+            self._end_step()
+        self._left_out.discard(optimizer)
+        self.part.keeps_last = bool(self._left_out)
+        self._end_part()
+        self._stepped.add(optimizer)
+        if self._all_had_turns():
+            self._end_step()
+        self._begin_part()
+
+    def _skipped(self, event: Skipped) -> None:
+        self.micro.skipped = True
+        if event.optimizer is None:
+            return
+        self._left_out.add(event.optimizer)
+        if self._usual and self._left_out >= self._usual:  # nobody has stepped
+            self._left_out = set()
+        elif self._stepped and self._all_had_turns():
+            self._end_part()
+            self._end_step()
+            self._begin_part()
+
+    def _finished(self, event: Finished) -> None:
+        unfinished = self.has_unfinished
+        if unfinished and not self._stepped:
+            self.part.keeps_last = True
+            self._end_part()
+        if unfinished or self._stepped:
+            self._end_step()
+
+    def _all_had_turns(self) -> bool:
+        return self._stepped | self._left_out >= self._usual
+
+    def _begin_micro(self) -> None:
+        self._left_out &= self._optimizers  # of others it is not known whether they step in turn
+        self.micro = MicroBatch()
+        self.part.micros.append(self.micro)
+
+    def _begin_part(self) -> None:
+        self.part = Part(is_first=not self._stepped)
+        self.micro = self.part.micros[-1]
+
+    def _end_part(self) -> None:
+        self._parts.append(self.part)
+
+    def _end_step(self) -> None:
+        self._whole.append(WholeStep(self.number, tuple(self._parts)))
+        if self._stepped:
+            self._usual = self._stepped | self._left_out
+        self._stepped, self._left_out, self._parts = set(), set(), []
+        self.number += 1
+
+    _handlers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        Called: _called,
+        PartCalled: _part_called,
+        Backward: _backward,
+        Joined: _joined,
+        Stepping: _stepping,
+        Ready: _is_ready,
+        Stepped: _step_returned,
+        Skipped: _skipped,
+        Finished: _finished,
+    }
+
+
+def first_that_count(part: Part, left_out: Sequence[bool]) -> tuple[int, int]:
+    """The first micro-batch of a part whose gradients count, and the first whose loss does.
+
+    A part is one or more attempts at a step: each but the last ended with a step that was left out. The gradients and
+    the losses of the last one count; where it has no backward pass, since another optimizer stepped after that of the
+    attempt before, so do the losses of that one.
+    """
+    attempts = [0, *(i + 1 for i, was in enumerate(left_out) if was)]  # where each begins
+    gradients_from = losses_from = attempts[-1]
+    if part.keeps_last and len(attempts) > 1 and not any(micro.passes for micro in part.micros[gradients_from:]):
+        losses_from = attempts[-2]
+    return gradients_from, losses_from

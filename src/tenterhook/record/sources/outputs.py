@@ -1,0 +1,150 @@
+"""What modules give: hooks on every module of a model, while a step is sampled."""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook.platform.autograd import graph_task, saves_hooked
+from tenterhook.platform.functorch import is_of_transform
+from tenterhook.platform.hook_tables import Hook
+from tenterhook.platform.jit import is_tracing
+from tenterhook.platform.layers import BatchNorm
+from tenterhook.record.events import PartCalled
+from tenterhook.record.guard import Guard, guarded
+from tenterhook.record.measuring import Measuring
+from tenterhook.record.sources.backward import Passes
+from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
+from tenterhook.record.sources.units import watcher_of
+from tenterhook.values.containers import children
+
+_DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
+_PART_CALLED = PartCalled()
+
+
+class Hub(NamedTuple):
+    """What hooks on modules need of a recorder."""
+
+    guard: Guard
+    measuring: Measuring
+    passes: Passes
+    feed: Any  # the recorder's
+
+
+class OutputHook(Hook):
+    """After a module's forward: measures what it gives, and asks for the gradient."""
+
+    def __init__(self, hub: Hub, model: str, site: str, module: nn.Module) -> None:
+        self.guard = hub.guard
+        self.module = weakref.ref(module)
+        self._hub, self._measuring, self._passes = hub, hub.measuring, hub.passes
+        self._model, self._site = model, site
+        self._kind = type(module).__name__
+        self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
+        self._gradients: dict[tuple[Any, ...], list[int]] = {}
+        self._is_norm = isinstance(module, BatchNorm)
+        self._units = watcher_of(module)
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        measuring = self._measuring
+        with_graph = torch.is_grad_enabled()
+        again = graph_task() != -1
+        if (
+            is_tracing()
+            or not (with_graph or measuring.without_gradients)
+            or (again and saves_hooked(False) is not None)
+        ):
+            return  # an export, validation, or a checkpoint that runs its function again
+        if not again and measuring.micro.token.passes:
+            self._hub.feed(_PART_CALLED)
+        if type(output) is Tensor:
+            if output.is_cuda and self._units is None and not is_of_transform(output):
+                self._note(output)
+            else:
+                self._see((), output)
+        else:
+            for path, tensor in tensors_in(output):
+                self._see(path, tensor)
+        measuring.micro.last = self._site
+        if self._is_norm and with_graph:
+            self._look_at_norm(module)
+
+    def _look_at_norm(self, module: Any) -> None:
+        micro, at = self._measuring.micro, (self._model, self._site)
+        micro.modes[at] = module.training
+        if module.affine and not any(p.requires_grad for p in module.parameters()):
+            micro.frozen.add(at)
+
+    def _note(self, tensor: Tensor) -> None:
+        """See the one value of a module on a device, with the least that can be done while a model runs."""
+        measuring = self._measuring
+        if measuring.outputs:
+            place = self._outputs.get(())
+            if place is None:
+                place = self._outputs[()] = self._place((), "output", tensor.dtype)
+            measuring.micro.gather.note([place], tensor)
+        if measuring.gradients and tensor.requires_grad:
+            places = self._gradients.get(()) or self._asked((), tensor)
+            ask_for_gradient(tensor, GradientHook(measuring, self._passes, places), measuring)
+
+    def _see(self, path: Any, tensor: Tensor) -> None:
+        if is_of_transform(tensor):  # inside vmap or grad of torch.func, where there are no values to read
+            return
+        measuring = self._measuring
+        micro = measuring.micro
+        place = self._outputs.get(path)
+        if place is None:
+            place = self._outputs[path] = self._place(path, "output", tensor.dtype)
+        known = micro.values.get(id(tensor))
+        if known is not None and known.is_still(tensor):
+            known.places.append(place)
+        else:
+            known = micro.values[id(tensor)] = Value(tensor, [place])
+            if measuring.outputs:
+                micro.gather.add(known.places, tensor, known.version)
+        if measuring.gradients and tensor.requires_grad:
+            if known.gradient is None:
+                known.gradient = GradientHook(measuring, self._passes, [])
+                ask_for_gradient(tensor, known.gradient, measuring)
+            known.gradient.places += self._asked(path, tensor)
+        if self._units is not None and measuring.outputs:
+            self._units.look(tensor, place, micro)
+
+    def _asked(self, path: Any, tensor: Tensor) -> list[int]:
+        """The place of a value's gradient, alone in a list."""
+        if path not in self._gradients:
+            self._gradients[path] = [self._place(path, "output_grad", tensor.dtype)]
+        return self._gradients[path]
+
+    def _place(self, path: Any, what: str, dtype: object) -> int:
+        site = self._site + "".join(f"[{key}]" for key in path)
+        return self._measuring.places.number(self._model, site, what, self._kind, dtype)
+
+
+class WriteHook(Hook):
+    """Before a module that writes into what it is given: whatever waits is measured."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.guard, self._measuring = hub.guard, hub.measuring
+
+    @guarded
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not is_tracing():
+            self._measuring.micro.gather.measure()
+
+
+def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors in a structure; it may be large, and refer to itself."""
+    found: list[tuple[tuple[Any, ...], Tensor]] = []
+    seen: set[int] = set()
+    waiting = [(path, value)]
+    while waiting and len(found) < _MOST:
+        at, one = waiting.pop()
+        if isinstance(one, Tensor):
+            found.append((at, one))
+        elif len(at) < _DEEPEST and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [((*at, key), child) for key, child in reversed(children(one)[:_MOST])]
+    return found
