@@ -5,7 +5,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 from tenterhook import AddressError, capture, sites
-from tenterhook.addresses.sites import resolve, walk
+from tenterhook.addresses.modules import walk
+from tenterhook.addresses.sites import resolve
 
 
 class Net(nn.Module):
@@ -181,3 +182,20 @@ def test_parameters_of_lazy_and_scripted_modules():
     with capture(scripted, "grad(0.weight)") as seen:
         scripted(torch.ones(1, 2)).sum().backward()
     assert seen["grad(0.weight)"].shape == (3, 2)
+
+
+def test_what_one_run_saw_at_a_site_is_not_told_of_another():
+    model = nn.Sequential(nn.ReLU())
+    assert [site.seen for size in (2, 3) for site in sites(model, torch.ones(size), match="0")] == [
+        "2 float32",
+        "3 float32",
+    ]
+    assert resolve(model, "0")[0].seen == ""
+
+
+def test_which_sites_are_whole_outputs():
+    model = Net()
+    texts = ["conv1", "conv1:out", "conv1@0", "conv1:out[0]", "conv1:in", "grad(conv1)", "conv1.weight"]
+    assert [resolve(model, text)[0].is_whole_output for text in texts] == [True, True, *[False] * 5]
+    gradient = resolve(model, "conv1")[0].gradient()
+    assert gradient.address.is_whole and not gradient.is_whole_output and gradient.value().is_whole_output

@@ -75,7 +75,7 @@ def test_long_sessions_do_not_pile_up_handles():
     with capture(model, "grad(0)", "grad(1)", keep="last", reduce=torch.sum) as seen:
         for _ in range(1500):
             model(leaf).sum().backward()
-        assert len(seen._session.scope.handles) < 2000  # of 3,000: not those whose graph is gone
+        assert len(seen._session.scope.handles) <= 1025  # of 3,000: not those that were removed or whose graph is gone
     assert seen.report().rows[1][1] == "1500×"
     assert seen.report().rows[0][1] == "1500×"
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
-from tenterhook.values.tree import Omitted, describe, itself, leaves, paths_of, pick, put, rebuild
+from tenterhook.values.tree import Omitted, describe, leaves, paths_of, pick, put, rebuild, rebuild_live
 
 Pair = namedtuple("Pair", "left right")
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_made_again_becomes_a_dict_and_stays_itself_where_it_is_l
     assert next(iter(leaves(value)))[1] is a
     if not isinstance(value, Unset):
         assert type(kept) is dict
-        assert rebuild(value, lambda _, tensor: tensor * 2, opaque=itself) is value
+        assert rebuild_live(value, lambda _, tensor: tensor * 2) is value
 
 
 def test_a_structure_that_contains_itself_ends():
@@ -233,7 +233,7 @@ def test_nodes_that_refer_to_each_other_are_walked_once_on_each_way():
     ways = [path for path, _ in leaves(x)]
     y_and_z = [("others", 0, "h"), ("others", 0, "others", 0, "h"), ("others", 1, "h"), ("others", 1, "others", 1, "h")]
     assert ways == [("h",), *y_and_z]
-    twin = rebuild(nodes, lambda _, tensor: tensor * 2, opaque=itself)
+    twin = rebuild_live(nodes, lambda _, tensor: tensor * 2)
     assert torch.equal(twin[0].others[0].others[0].h, z.h * 2)
     assert twin[0].others[0].others[1] is twin[0]
     assert [x.others, y.others, z.others] == [[y, z], [z, x], [x, y]]
@@ -281,4 +281,4 @@ def test_a_class_whose_parts_are_in_objects_of_its_own_is_no_container():
     cache = held(layers=[Layer(a), Layer(b)])
     assert not list(leaves((cache, 1)))
     assert isinstance(rebuild([cache], lambda _, tensor: tensor)[0], Omitted)
-    assert rebuild([cache], lambda _, tensor: tensor, opaque=itself)[0] is cache
+    assert rebuild_live([cache], lambda _, tensor: tensor)[0] is cache

@@ -11,7 +11,6 @@ from torch import nn
 
 from tenterhook import EditError, edit, load_edits
 from tenterhook.changes import (
-    KINDS,
     add,
     any_shape,
     at,
@@ -25,6 +24,7 @@ from tenterhook.changes import (
     scale,
     zero,
 )
+from tenterhook.changes.change import KINDS
 
 X = torch.randn(3, 4)
 

@@ -9,6 +9,7 @@ takes the meaning from the next character, for the rare module whose name contai
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,11 +49,7 @@ class Address(NamedTuple):
         place = self.path + (f"<{self.cls}>" if self.cls else "") + self.inner
         if self.role == "in" or self.leaf:
             place += f":{self.role}"
-        place += "".join(f"[{key}]" for key in self.leaf)
-        if isinstance(self.call, tuple):
-            place += "@" + ":".join("" if end is None else str(end) for end in self.call)
-        elif self.call is not None:
-            place += f"@{self.call}"
+        place += "".join(f"[{key}]" for key in self.leaf) + _call_text(self.call)
         place = place if self.path else place[1:]  # a function has no path, only names inside
         return f"grad({place})" if self.grad else place
 
@@ -67,15 +64,30 @@ class Address(NamedTuple):
         path = self.path
         return re.sub(r"\\(.)", r"\1", path, flags=re.DOTALL) if "\\" in path else path
 
-    def pattern(self) -> re.Pattern[str]:
-        """A regular expression that full-matches `name + "."` of what the path means ("" for the root)."""
-        return re.compile("".join(map(_part_pattern, self.path.split("."))), re.DOTALL)
+    @property
+    def is_whole(self) -> bool:
+        """Whether it means a module's whole output at every call, or the gradient of that."""
+        return self.role == "out" and not self.leaf and self.call is None
+
+    def path_filter(self) -> Callable[[str], bool]:
+        """A function that says whether the path means a canonical name ("." for the root)."""
+        whole = re.compile("".join(map(_part_pattern, self.path.split("."))), re.DOTALL).fullmatch
+        return lambda name: whole("" if name == "." else f"{name}.") is not None
+
+    def with_name(self, name: str) -> "Address":
+        """The address with a module's canonical name for its path; a class filter and a name inside are left out."""
+        return Address(escape(name), None, "", self.role, self.leaf, self.call, self.grad)
+
+    def with_grad(self, grad: bool) -> "Address":
+        """The address of the gradient, or of the value."""
+        return Address(self.path, self.cls, self.inner, self.role, self.leaf, self.call, grad)
 
     def at(self, *, call: Call | None = None, leaf: tuple[Leaf, ...] = (), grad: bool = False) -> "Address":
-        """The same place with another call, leaf and grad."""
+        """The address with another call, leaf and grad."""
         return self._replace(call=call, leaf=leaf, grad=grad)
 
 
+@lru_cache(maxsize=8192)
 def escape(name: str) -> str:
     """A module's name as an address path."""
     return name if _PLAIN(name) else _RESERVED.sub(r"\\\1", name)
@@ -161,6 +173,12 @@ def _call(text: str | None) -> Call | None:
     return (start, stop)
 
 
+def _call_text(call: Call | None) -> str:
+    if isinstance(call, tuple):
+        return "@" + ":".join("" if end is None else str(end) for end in call)
+    return "" if call is None else f"@{call}"
+
+
 def _unescaped(path: str) -> str:
     return re.sub(r"\\.", "", path, flags=re.DOTALL)
 
@@ -170,6 +188,7 @@ def _parts_are_sound(path: str) -> bool:
 
 
 def _part_pattern(part: str) -> str:
+    """A regular expression for one part of a path, with the dot after it."""
     if part == "**":
         return r"(?:[^.]+\.)*"
     if part == "":  # "." alone splits into two empty parts: the root, whose name is empty

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from tenterhook.addresses.grammar import Address, parse
+from tenterhook.addresses.grammar import parse
 from tenterhook.addresses.sites import Site, check_inner, check_model
 from tenterhook.errors import AddressError, close_matches
 from tenterhook.platform.frames import first_argument
@@ -49,11 +49,11 @@ class Graph:
         address = parse(text)
         if not address.grad:
             raise AddressError(f"{text}: a graph node has no value, only gradients; ask for grad({text})")
-        whole = address.pattern().fullmatch
+        is_named = address.path_filter()
         found = [
-            Site(Address(name, None, "", *address[3:]), step, "node", address.is_glob)
+            Site(address.with_name(name), step, "node", address.is_glob)
             for name, step in self.steps.items()
-            if whole("" if name == "." else f"{name}.") and address.cls in (None, step.name)
+            if is_named(name) and address.cls in (None, step.name)
         ]
         if not found:
             near = close_matches(address.cls or address.name, [step.name for step in self.steps.values()])

@@ -1,40 +1,33 @@
-"""Where things are in a model: names to modules, selectors to sites.
+"""Selectors to sites: where the values are that somebody asks for.
 
-    resolve(model, "**<ReLU>:in")     the sites that a selector means, or an AddressError that helps
-
-Names are canonical: the parts that DDP, FSDP, torch.compile and checkpoint wrappers add never show. Modules in
-plain lists, tuples and dicts, which `named_modules()` does not see, have names too (`layers.0`).
+resolve(model, "**<ReLU>:in")     the sites that a selector means, or an AddressError that helps
+resolve_all(model, selectors)     those of several selectors, each once
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
 
 from tenterhook.addresses.grammar import Address, escape, parse
+from tenterhook.addresses.modules import WRAPPER_PARTS, find, own_tensors, shape_of, tensors_of, unwrap, walk
 from tenterhook.errors import AddressError, close_matches
 
+_Filter = Callable[[str, Any], bool]  # of a canonical name and what has it
 Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
-
-_WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
-_MODULE_WRAPPERS = {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine"}
-WHOLE_OUTPUT = Address(".")[3:]
-_TORCH_OWN = tuple(vars(nn.Module()))
-_PLAIN_CONTAINERS = (list, tuple, dict)
-_LONGEST_LIST = 10_000  # a longer plain list on a module holds data, not modules
 
 
 class Site:
     """A place in a model where a value exists: a module's input or output, a parameter, a buffer, their gradients."""
 
-    __slots__ = ("address", "kind", "owner", "seen", "spot", "wide")
+    __slots__ = ("address", "is_whole_output", "kind", "owner", "seen", "spot", "wide")
 
     def __init__(self, address: Address, owner: Any, kind: str, wide: bool) -> None:
         self.address = address
         self.kind = kind
+        self.is_whole_output = kind == "module" and not address.grad and address.is_whole
         self.wide = wide  # found by a selector that may mean many, so one that stays silent is no mistake
         self.owner = weakref.ref(owner)
         self.spot: Any = None  # of a value inside a forward: the instruction that makes it
@@ -55,19 +48,25 @@ class Site:
 
     def gradient(self) -> "Site":
         """The site of its gradient."""
-        return self._with(Address(*self.address[:6], True))
+        return self._with(self.address.with_grad(True))
 
     def value(self) -> "Site":
         """The site of the value, of its gradient's."""
-        return self._with(Address(*self.address[:6], False))
+        return self._with(self.address.with_grad(False))
 
     def at(self, call: int, path: tuple[int | str, ...] = ()) -> "Site":
         """The site of one call, and of one leaf below."""
         return self._with(self.address._replace(call=call, leaf=(*self.address.leaf, *path)))
 
+    def unshared(self) -> "Site":
+        """A copy to write into: `resolve` may give others the same site."""
+        return self._with(self.address)
+
     def _with(self, address: Address) -> "Site":
         twin = Site.__new__(Site)
-        twin.address, twin.owner, twin.kind, twin.wide = address, self.owner, self.kind, self.wide
+        twin.address = address
+        twin.is_whole_output = self.kind == "module" and not address.grad and address.is_whole
+        twin.owner, twin.kind, twin.wide = self.owner, self.kind, self.wide
         twin.spot, twin.seen = self.spot, self.seen
         return twin
 
@@ -82,7 +81,7 @@ class Site:
         module = self.module
         if self.kind not in ("parameter", "buffer") or module is None:
             return None
-        return _own(module, self.kind).get(self.address.name.rpartition(".")[2])
+        return own_tensors(module, self.kind).get(self.address.name.rpartition(".")[2])
 
     @property
     def source(self) -> str:
@@ -98,7 +97,7 @@ class Site:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters that the module itself holds."""
         module = self.module
-        own = {} if module is None else _own(module, "parameter")
+        own = {} if module is None else own_tensors(module, "parameter")
         return {name: shape_of(p) for name, p in own.items() if p is not None}
 
 
@@ -119,7 +118,7 @@ def resolve_all(model: Any, selectors: Sequence[Selector]) -> list[Site]:
     found: list[Site] = []
     overlap = False
     for selector in selectors:
-        site = plainly(model, selector)
+        site = site_named(model, selector)
         if site is not None:
             found.append(site)
         else:
@@ -128,34 +127,10 @@ def resolve_all(model: Any, selectors: Sequence[Selector]) -> list[Site]:
     return list({site.address: site for site in found}.values()) if overlap and len(selectors) > 1 else found
 
 
-def plainly(model: Any, selector: Selector, whole: bool = False) -> Site | None:
-    """The site of a module by its plain name, the fast way; None where `resolve` should look.
-
-    `whole`: only if it is the whole output, of every call.
-    """
-    if type(selector) is not str or (plain := _plain(selector)) is None or not isinstance(model, nn.Module):
-        return None
-    if whole and not plain.is_whole:
-        return None
-    module = model
-    for part in plain.parts:
-        children = module._modules
-        if type(children) is not dict:  # a ScriptModule
-            return None
-        child = children.get(part)
-        if child is None and (child := dict(unwrap(module)._modules.items()).get(part)) is None:
-            return None
-        module = child
-    if len(module._modules) == 1:
-        module = unwrap(module)
-    site = plain.site
-    if site is None or site.owner() is not module:
-        site = plain.site = Site(plain.address, module, "module", False)
-    return site
-
-
 def resolve(model: Any, selector: Selector) -> list[Site]:
     """The sites that a selector means, each module once; AddressError where there are none."""
+    if (site := site_named(model, selector)) is not None:
+        return [site]
     if not isinstance(model, nn.Module):
         return list(model.resolve(selector))  # an autograd graph
     if isinstance(selector, str):
@@ -176,108 +151,50 @@ def resolve(model: Any, selector: Selector) -> list[Site]:
     raise TypeError(f"a selector is {kinds}; got {type(selector).__name__}")
 
 
-def find(model: nn.Module, name: str) -> tuple[str, nn.Module] | None:
-    """The module with a name, written with wrapper parts or without, and the name without them."""
-    module, parts = unwrap(model), []
-    for part in () if name == "." else name.split("."):
-        child = dict(module._modules.items()).get(part)  # a ScriptModule's is no dict
-        if child is not None:
-            parts.append(part)
-            module = unwrap(child)
-        elif part not in _WRAPPER_PARTS:
-            return None
-    return ".".join(parts) or ".", module
+class _PlainName:
+    """A canonical name as it was written, perhaps with a role, leaf or call, and the site that it meant last."""
 
+    __slots__ = ("address", "parts", "site")
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside DDP, FSDP, torch.compile and checkpoint wrappers."""
-    while len(module._modules) == 1:
-        ((part, child),) = module._modules.items()
-        if part not in _WRAPPER_PARTS or child is None:
-            return module
-        if part == "module" and _MODULE_WRAPPERS.isdisjoint(c.__name__ for c in type(module).__mro__):
-            return module  # somebody's own module that happens to be called "module"
-        module = child
-    return module
-
-
-def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module under every canonical name that it has, parents first; modules in plain lists come last."""
-    visited: set[int] = set()
-    loose: list[tuple[str, nn.Module]] = []
-    yield from _walk_from("", unwrap(model), visited, loose)
-    while loose:
-        name, module = loose.pop(0)
-        if id(module) not in visited:
-            yield from _walk_from(name, unwrap(module), visited, loose)
-
-
-def _walk_from(
-    name: str, module: nn.Module, visited: set[int], loose: list[tuple[str, nn.Module]]
-) -> Iterator[tuple[str, nn.Module]]:
-    stack: list[tuple[str, nn.Module, Any]] = [(name, module, None)]
-    while stack:
-        name, module, ancestors = stack.pop()
-        if id(module) in visited and _is_among(module, ancestors):
-            continue  # a child that holds its own parent: named once, never for ever
-        visited.add(id(module))
-        yield name or ".", module
-        prefix = f"{name}." if name else ""
-        chain = (module, ancestors)
-        for part, child in reversed(module._modules.items()):
-            if child is not None:
-                stack.append((prefix + part, child if len(child._modules) != 1 else unwrap(child), chain))
-        for part, value in own_attributes(module):
-            if type(value) in _PLAIN_CONTAINERS and 0 < len(value) <= _LONGEST_LIST:
-                loose.extend(_loose_in(prefix + part, value))
-
-
-def own_attributes(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    """What a module's class has put on it, beside what every module has."""
-    attributes = vars(module)
-    if tuple(islice(attributes, len(_TORCH_OWN))) == _TORCH_OWN:  # nearly always: torch's come first
-        return islice(attributes.items(), len(_TORCH_OWN), None)
-    return [(name, value) for name, value in attributes.items() if name not in _TORCH_OWN]
-
-
-def _is_among(module: nn.Module, chain: Any) -> bool:
-    while chain is not None:
-        ancestor, chain = chain
-        if ancestor is module:
-            return True
-    return False
-
-
-def _loose_in(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.Module]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, child in items:
-        if isinstance(child, nn.Module):
-            yield f"{name}.{key}", child
-        elif depth and type(child) in _PLAIN_CONTAINERS and len(child) <= _LONGEST_LIST:
-            yield from _loose_in(f"{name}.{key}", child, depth - 1)
-
-
-class _Plain:
-    """A text that needs only a canonical name to be looked up, and the site that it meant the last time."""
-
-    __slots__ = ("address", "is_whole", "parts", "site")
-
-    def __init__(self, address: Address, parts: tuple[str, ...]) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
-        self.parts = parts
-        self.is_whole = address[3:] == WHOLE_OUTPUT
+        self.parts = () if address.path == "." else tuple(address.path.split("."))
         self.site: Site | None = None
 
 
 @lru_cache(maxsize=8192)
-def _plain(text: str) -> _Plain | None:
+def _plain_name(text: str) -> _PlainName | None:
     try:
-        address = parse(text)
+        plain = _PlainName(parse(text))
     except AddressError:
         return None
-    parts = () if address.path == "." else tuple(address.path.split("."))
-    is_plain = not (address.is_glob or address.inner or "\\" in address.path)
-    return _Plain(address, parts) if is_plain and _WRAPPER_PARTS.isdisjoint(parts) else None
+    address = plain.address
+    is_more = address.is_glob or address.inner or "\\" in address.path or not WRAPPER_PARTS.isdisjoint(plain.parts)
+    return None if is_more else plain
+
+
+def site_named(model: Any, selector: Selector) -> Site | None:
+    """The site of a module in the model by its plain name; None where `resolve` has to look further.
+
+    Nearly all selectors are such, and nearly always mean what they meant the last time: that site is given again.
+    """
+    if type(selector) is not str or (plain := _plain_name(selector)) is None or not isinstance(model, nn.Module):
+        return None
+    module = model
+    for part in plain.parts:
+        children = module._modules
+        if type(children) is not dict:  # a ScriptModule
+            return None
+        child = children.get(part)
+        if child is None and (child := dict(unwrap(module)._modules.items()).get(part)) is None:
+            return None
+        module = child
+    if len(module._modules) == 1:
+        module = unwrap(module)
+    site = plain.site
+    if site is None or site.owner() is not module:
+        site = plain.site = Site(plain.address, module, "module", False)
+    return site
 
 
 def _resolve_text(model: nn.Module, text: str) -> list[Site]:
@@ -326,25 +243,18 @@ def check_inner(text: str, address: Address) -> None:
 
 def _literal(model: nn.Module, name: str, address: Address) -> Site | None:
     if (found := find(model, name)) is not None:
-        return Site(_named(address, found[0]), found[1], "module", wide=False)
+        return Site(address.with_name(found[0]), found[1], "module", wide=False)
     head, _, tail = name.rpartition(".")
     if (found := find(model, head or ".")) is not None:
         path, owner = found
         for kind in ("parameter", "buffer"):
-            if _own(owner, kind).get(tail) is not None:
+            if own_tensors(owner, kind).get(tail) is not None:
                 full = tail if path == "." else f"{path}.{tail}"
-                return Site(_named(address, full), owner, kind, wide=False)
+                return Site(address.with_name(full), owner, kind, wide=False)
     for known, module in walk(model):  # last, for it is slow: a module in a plain list
         if known == name:
-            return Site(_named(address, name), module, "module", wide=False)
+            return Site(address.with_name(name), module, "module", wide=False)
     return None
-
-
-def _named(address: Address, name: str) -> Address:
-    """The address with the canonical name, and without a class filter, in place of what was written."""
-    if address.path == name:
-        return address
-    return Address(escape(name), None, "", address.role, address.leaf, address.call, address.grad)
 
 
 def _site_of(model: nn.Module, module: nn.Module) -> Site:
@@ -357,50 +267,46 @@ def _site_of(model: nn.Module, module: nn.Module) -> Site:
 
 
 def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
-    whole = address.pattern().fullmatch
-    every = address.path == "**"
-    cls = address.cls
-
-    def wanted(name: str, thing: Any) -> bool:
-        named = every or whole("" if name == "." else name + ".") is not None
-        return named and (cls is None or any(c.__name__ == cls for c in type(thing).__mro__))
-
-    found = _each_once(walk(model), None if every and cls is None else wanted, address, "module")
+    wanted = _filter(address)
+    found = _modules(model, address, wanted)
     if not found and address.role == "out" and not address.leaf:
-        for kind in ("parameter", "buffer"):
-            found += _each_once(tensors_of(model, kind), wanted, address, kind)
+        found = [*_tensors(model, address, "parameter", wanted), *_tensors(model, address, "buffer", wanted)]
     if not found:
         raise _unknown(model, text, address)
     return found
 
 
-def _matching(model: nn.Module, wanted: Callable[[str, nn.Module], bool], what: str) -> list[Site]:
-    found = _each_once(walk(model), wanted, Address("."), "module")
+def _filter(address: Address) -> _Filter | None:
+    """A function that says whether a glob means a module or tensor; None where it means all."""
+    is_named, cls = address.path_filter(), address.cls
+    if cls is not None:
+        return lambda name, thing: is_named(name) and any(c.__name__ == cls for c in type(thing).__mro__)
+    return None if address.path == "**" else lambda name, _: is_named(name)
+
+
+def _matching(model: nn.Module, wanted: _Filter, what: str) -> list[Site]:
+    found = _modules(model, Address("."), wanted)
     if not found:
         classes = sorted({type(m).__name__ for _, m in walk(model)})
         raise AddressError(f"{what} in {type(model).__name__}; its classes are {', '.join(classes)}")
     return found
 
 
-def _each_once(
-    named: Iterator[tuple[str, Any]], wanted: Callable[[str, Any], bool] | None, address: Address, kind: str
-) -> list[Site]:
+def _modules(model: nn.Module, address: Address, wanted: _Filter | None) -> list[Site]:
+    """The sites of modules, each once; all but the name is as in an address."""
     found: dict[int, Site] = {}
-    rest = address[3:]
-    for name, thing in named:
-        owner, thing = thing if kind != "module" else (thing, thing)
-        if id(thing) not in found and (wanted is None or wanted(name, thing)):
-            found[id(thing)] = Site(Address(escape(name), None, "", *rest), owner, kind, True)
+    for name, module in walk(model):
+        if id(module) not in found and (wanted is None or wanted(name, module)):
+            found[id(module)] = Site(address.with_name(name), module, "module", True)
     return list(found.values())
 
 
-def tensors_of(model: nn.Module, kind: str) -> Iterator[tuple[str, tuple[nn.Module, Tensor]]]:
-    """Every parameter or buffer, by name, with the module that holds it."""
-    for name, module in walk(model):
-        prefix = "" if name == "." else f"{name}."
-        for part, tensor in _own(module, kind).items():
-            if tensor is not None:
-                yield prefix + part, (module, tensor)
+def _tensors(model: nn.Module, address: Address, kind: str, wanted: _Filter | None) -> list[Site]:
+    found: dict[int, Site] = {}
+    for name, (owner, tensor) in tensors_of(model, kind):
+        if id(tensor) not in found and (wanted is None or wanted(name, tensor)):
+            found[id(tensor)] = Site(address.with_name(name), owner, kind, True)
+    return list(found.values())
 
 
 def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
@@ -420,14 +326,3 @@ def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
         lines.append(f"did you mean {', '.join(near)}?")
     lines.append("all addresses: print(tenterhook.sites(model)), or `tenterhook sites FILE.py:factory`")
     return AddressError("\n  ".join(lines))
-
-
-def _own(module: nn.Module, kind: str) -> dict[str, Any]:
-    """The parameters or buffers of a module itself, by name."""
-    table = module._parameters if kind == "parameter" else module._buffers
-    return table if isinstance(table, dict) else dict(table.items())  # a ScriptModule's is no dict
-
-
-def shape_of(tensor: Any) -> tuple[Any, ...]:
-    """The shape of a parameter or buffer, which a lazy one does not have yet."""
-    return ("?",) if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) else tuple(tensor.shape)

@@ -11,10 +11,12 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from tenterhook.addresses.sites import Site, find
+from tenterhook.addresses.modules import find
+from tenterhook.addresses.sites import Site
 from tenterhook.platform.bytecode import Steps
 
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_LOADS = (*_ATTRIBUTES, "LOAD_FAST")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
 
 
@@ -27,13 +29,17 @@ def why_never_called(model: nn.Module | None, site: Site) -> str:
         return f"{type(module).__name__} has a __call__ of its own, which goes around hooks; they belong in forward"
     if is_container(module):
         return f"a {type(module).__name__} is a container that is never called; ask for its children"
-    parent, name, items = _caller(model, site.address.name)
+    parent, name, is_in_list = _caller(model, site.address.name)
     if parent is None or parent is module:
         return "it was not called inside this session"
+    return _why_not_called_by(parent, module, name, is_in_list)
+
+
+def _why_not_called_by(parent: nn.Module, module: nn.Module, name: str, is_in_list: bool) -> str:
     where = type(parent).__name__
     if isinstance(parent, torch.jit.ScriptModule):
         return f"{where} runs as TorchScript, which calls no Python hooks"
-    reads = {attribute for code in _methods(parent) for attribute in _reads(code, name, items)}
+    reads = {attribute for code in _methods(parent) for attribute in _reads(code, name, is_in_list)}
     if "forward" in reads:
         return f"{where} calls its .forward() directly, which goes around hooks; call the module instead"
     if reads & {"weight", "bias", *module._parameters}:
@@ -48,14 +54,14 @@ def is_container(module: nn.Module) -> bool:
 
 def _caller(model: nn.Module, name: str) -> tuple[nn.Module | None, str, bool]:
     """The module whose forward should call the named one, its name in there, and whether that is a list of such."""
-    items = False
+    is_in_list = False
     while name not in (".", ""):
         head, _, tail = name.rpartition(".")
         found = find(model, head or ".")
         if found is None or not is_container(found[1]):
-            return (found[1] if found is not None else None), tail, items
-        name, items = head, True
-    return None, "", items
+            return (found[1] if found is not None else None), tail, is_in_list
+        name, is_in_list = head, True
+    return None, "", is_in_list
 
 
 def _methods(module: nn.Module) -> Iterator[types.CodeType]:
@@ -65,17 +71,23 @@ def _methods(module: nn.Module) -> Iterator[types.CodeType]:
                 yield member.__code__
 
 
-def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
+def _reads(code: types.CodeType, child: str, is_in_list: bool) -> Iterator[str]:
     """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
     steps = [(step.op, str(step.argument)) for step in Steps(code)]
-    held = {child} if not items else set()  # the names that hold the child, starting with its own
-    for (op, name), (following, target) in pairwise(steps):
-        takes = op == "FOR_ITER" if items else op in _LOADS and name == child
-        if takes and following == "STORE_FAST" and any(n == child for _, n in steps):
-            held.add(target)
+    names = _names_of(child, steps, is_in_list)
     for (op, name), (following, attribute) in pairwise(steps):
-        if following in _LOADS and (name in held if op in (*_LOADS, "LOAD_FAST") else items and op in _SUBSCRIPTS):
+        is_subscript = is_in_list and op in _SUBSCRIPTS
+        if following in _ATTRIBUTES and (is_subscript or (op in _LOADS and name in names)):
             yield attribute
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _reads(constant, child, items)
+            yield from _reads(constant, child, is_in_list)
+
+
+def _names_of(child: str, steps: list[tuple[str, str]], is_in_list: bool) -> set[str]:
+    """What a method calls `self.child`, or the items of that: its own name, and variables."""
+    stored = [(op, name, to) for (op, name), (store, to) in pairwise(steps) if store == "STORE_FAST"]
+    if not is_in_list:
+        return {child, *(to for op, name, to in stored if op in _ATTRIBUTES and name == child)}
+    is_read = any(name == child for _, name in steps)
+    return {to for op, _, to in stored if is_read and op == "FOR_ITER"}

@@ -10,8 +10,11 @@ import types
 from pathlib import Path
 from typing import Any
 
+from tenterhook.platform import program as finding
 from tenterhook.platform.program import NoSuchModule, find_module, join_threads
 from tenterhook.say import say
+
+_OURS = (__file__, finding.__file__)  # what stands before the user's first frame
 
 
 class Program:
@@ -104,7 +107,7 @@ def _print_without_us(error: BaseException) -> None:
     The exception goes on, so that Python ends as it always does: exit code 1, or by the signal for Ctrl-C.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     error.__traceback__ = trace
     try:

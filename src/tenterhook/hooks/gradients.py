@@ -22,7 +22,7 @@ from tenterhook.platform.autograd import sequence_number
 from tenterhook.platform.functorch import in_transform_without_gradients
 from tenterhook.platform.tensors import is_view
 from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Path, can_have_gradient, itself, leaves, rebuild, unshared
+from tenterhook.values.tree import Path, can_have_gradient, leaves, rebuild_live
 
 
 class Unsaved(functools.partial[Any]):
@@ -112,13 +112,13 @@ class GradientTap(Tap):
             return copies[id(tensor)]
 
         try:
-            own = rebuild(part, copy, opaque=unshared if self.action.changes else itself)
+            own = rebuild_live(part, copy, strict=self.action.changes)
         except EditError as error:
             raise EditError(f"{self.site} cannot be edited: {error}") from None
         if all(a is b for (_, a), (_, b) in zip(leaves(own), leaves(part), strict=True)):
             return part, value
         if not self.action.changes:  # frozen: wherever else it is in the value, it is the same tensor
-            return own, rebuild(value, lambda _, tensor: copies.get(id(tensor), tensor), opaque=itself)
+            return own, rebuild_live(value, lambda _, tensor: copies.get(id(tensor), tensor))
         self.copies = {id(tensor) for tensor in copies.values()}
         return own, with_part(value, self.site.address.leaf, own)
 

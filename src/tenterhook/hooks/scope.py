@@ -69,10 +69,10 @@ class Scope:
         _open_scopes.set(scopes[:-1] if scopes and scopes[-1] is self else _without(self))
 
     def add(self, handle: RemovableHandle) -> None:
-        """Remember a tensor hook; those that died with their graph are let go now and then."""
+        """Remember a tensor hook; those that were removed or died with their graph are let go now and then."""
         self.handles.append(handle)
         if len(self.handles) > self._prune_at:
-            self.handles = [h for h in self.handles if h.hooks_dict_ref() is not None]
+            self.handles = [h for h in self.handles if h.id in (h.hooks_dict_ref() or ())]
             self._prune_at = max(1024, 2 * len(self.handles))
 
     def remove_hooks(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tenterhook.addresses.sites import Site, walk
+from tenterhook.addresses.modules import walk
+from tenterhook.addresses.sites import Site
 from tenterhook.errors import EditError
 from tenterhook.hooks.modes import Mode
 from tenterhook.hooks.places import Places

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from tenterhook.addresses.sites import own_attributes
+from tenterhook.addresses.modules import own_attributes
 from tenterhook.hooks.tap import Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task, next_sequence_number, sequence_number
 from tenterhook.platform.tensors import viewed_by
-from tenterhook.values.tree import Path, children
+from tenterhook.values.containers import children
+from tenterhook.values.tree import Path
 
 _NO_TENSORS = (str, bytes, int, float, complex, type(None), type, nn.Module, ModuleType, FunctionType, torch.dtype)
 _CREATE_GRAPH = "what flows into an input in a second backward (create_graph) is not kept"

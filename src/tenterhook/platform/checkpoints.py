@@ -24,11 +24,7 @@ import torch
 from torch.utils import checkpoint
 
 from tenterhook.platform.autograd import graph_task, jvp_enabled, saves_hooked
-from tenterhook.platform.modes import dispatch_modes as modes
-from tenterhook.platform.modes import unrecorded, without_dispatch_modes
-
-# Until all branches are merged: record/, values/ and inside/ still ask for these here.
-__all__ = ["graph_task", "jvp_enabled", "modes", "saves_hooked", "unrecorded"]
+from tenterhook.platform.modes import without_dispatch_modes
 
 _FILE = checkpoint.__file__
 Enough = checkpoint._StopRecomputationError  # a recomputation has all that it wants, and ends there

@@ -80,7 +80,17 @@ def never_compile(*functions: Any) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """True if a call of this module runs compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return is_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """True for the module that `torch.compile(module)` gives."""
+    return hasattr(module, "_orig_mod")
+
+
+def load_compiler() -> None:
+    """Import torch's compiler: two seconds, which every optimizer takes, too, when it is made."""
+    import torch._dynamo.callback  # noqa: F401
 
 
 def compiler_callbacks() -> Any:

@@ -21,17 +21,17 @@ is_of_vmap = is_batchedtensor  # of the innermost transform; one of grad within 
 
 
 def is_within_vmap(tensor: Tensor) -> bool:
-    """Whether any of the transforms that wrap a tensor is vmap."""
+    """True if any of the transforms that wrap a tensor is vmap."""
     return any(map(is_of_vmap, layers(tensor)))
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func runs now."""
+    """True if a transform of torch.func runs now."""
     return peek_interpreter_stack() is not None
 
 
 def in_transform_without_gradients() -> bool:
-    """Whether transforms run, and none of them is grad or vjp."""
+    """True if transforms run, and none of them is grad or vjp."""
     stack = get_interpreter_stack()
     return bool(stack) and all(one.key() != TransformType.Grad for one in stack)
 

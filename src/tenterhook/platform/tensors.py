@@ -1,8 +1,9 @@
 """Tensors: views, the storage behind them, and hooks on their gradients.
 
 Relies on: `Tensor._is_view` and `Tensor._base`, true and the viewed tensor where autograd follows a view as one; two
-tensors have one storage where `untyped_storage()._cdata` is the same number; `Node._register_hook_dict(tensor)` has a
-node ask `tensor._backward_hooks`, an ordered dict, and is what `register_hook` does for the first hook. In torch 2.13
+tensors have one storage where `untyped_storage()._cdata` is the same number; `Tensor._is_zerotensor`, true for a
+gradient that is known to be zero and has no memory; `Node._register_hook_dict(tensor)` has a node ask
+`tensor._backward_hooks`, an ordered dict, and is what `register_hook` does for the first hook. In torch 2.13
 `register_hook` can crash where `grad_fn` has not been read before.
 """
 
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
 is_view = Tensor._is_view
+is_zero_tensor = Tensor._is_zerotensor
 
 
 def viewed_by(tensor: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tenterhook.addresses.sites import unwrap, walk
+from tenterhook.addresses.modules import unwrap, walk
 from tenterhook.platform.frames import CALLS, all_variables, frames_from
 
 _OURS = __name__.partition(".")[0]

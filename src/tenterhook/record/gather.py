@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.modes import unrecorded
+from tenterhook.platform.tensors import is_zero_tensor
 from tenterhook.record.numbers import Block
 from tenterhook.stats.cpu import SMALL, measure_large, measure_small
 from tenterhook.stats.native import Sheet, is_native, new_sheet
@@ -243,7 +244,7 @@ def has_values(tensor: Tensor) -> bool:
     """Whether a tensor has memory, which may have been freed: `untyped_storage().resize_(0)`, as FSDP does."""
     if tensor.layout is not torch.strided or tensor.data_ptr() >= _LOW or not tensor.numel():
         return True  # without asking for the storage, which takes longer
-    return not tensor._is_zerotensor() and tensor.untyped_storage().nbytes() > 0
+    return not is_zero_tensor(tensor) and tensor.untyped_storage().nbytes() > 0
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def safely(self: Any, *args: Any) -> Any:
         guard = self.guard
-        if not guard.on or compiler._is_compiling_flag:  # what is_compiling() asks
+        if not guard.on or compiler.is_compiling():
             return None
         with guard.lock:
             start = clock()  # to wait for another thread is not our own time

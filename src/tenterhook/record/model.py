@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from tenterhook.addresses.sites import resolve, shape_of, tensors_of, unwrap, walk
+from tenterhook.addresses.modules import shape_of, tensors_of, unwrap, walk
+from tenterhook.addresses.sites import resolve
 from tenterhook.errors import AddressError
 
 _lock = threading.Lock()

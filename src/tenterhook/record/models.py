@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tenterhook.addresses.sites import unwrap, walk
+from tenterhook.addresses.modules import unwrap, walk
 from tenterhook.record.around import callers, count_if_held, is_kept, is_slice, largest
 from tenterhook.record.model import Model
 

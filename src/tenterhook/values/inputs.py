@@ -12,8 +12,6 @@ from torch import nn
 class Inputs(Mapping[int | str, Any]):
     """The arguments of one call, by position or by name, however they were passed."""
 
-    copies_deep_enough = True
-
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> None:
         self.args = args
         self.kwargs = kwargs

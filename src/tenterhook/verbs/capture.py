@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, resolve_all
+from tenterhook.addresses.sites import Selector, Site, resolve_all
 from tenterhook.addresses.why import is_container
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.session import Session
@@ -112,9 +112,9 @@ def _sites(model: Any, selectors: tuple[Selector, ...], grad: bool) -> list[Site
 
 def _tap(number: int, site: Site, how: How, plain: bool) -> Tap:
     """The tap of a site, for which there may be a faster one; `plain`: how values are kept allows it."""
-    if plain and site.kind == "module" and site.address[3:] == WHOLE_OUTPUT:
+    if plain and site.is_whole_output:
         return PlainOutput(number, site, how)
-    is_whole = site.address[3:6] == WHOLE_OUTPUT[:3]
+    is_whole = site.address.is_whole
     tap: Tap
     if is_whole and site.kind == "module" and site.address.grad:
         tap = PlainGradient(site, how.scope, KeepGradients(how))

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from tenterhook.addresses.grammar import Address, covers
 from tenterhook.addresses.sites import Selector
-from tenterhook.changes import Change, Function
+from tenterhook.changes.change import Change
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import part_of
 from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Omitted, Path, describe, itself, paths_of, rebuild
+from tenterhook.values.tree import Omitted, Path, describe, paths_of, rebuild_live
 from tenterhook.verbs.keep import Entry, Log, usable
 from tenterhook.verbs.lookup import Lookup
 from tenterhook.verbs.patch import put_back
@@ -160,7 +161,7 @@ def _part(entry: Entry, path: Path, address: Address) -> Any:
 def _shown(value: Any) -> Any:
     """A kept value as it is handed out."""
     value = value.plain() if isinstance(value, Inputs) else value
-    return rebuild(value, lambda _, tensor: usable(tensor), opaque=itself)
+    return rebuild_live(value, lambda _, tensor: usable(tensor))
 
 
 def _last_in_words(tap: Any) -> str:

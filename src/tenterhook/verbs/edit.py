@@ -16,8 +16,9 @@ from torch.autograd.graph import Node
 
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import WHOLE_OUTPUT, Selector, Site, plainly, resolve
-from tenterhook.changes import Change, Function, as_change
+from tenterhook.addresses.sites import Selector, Site, resolve, site_named
+from tenterhook.changes.change import Change, as_change
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import Scope
@@ -63,8 +64,8 @@ class edit:
         scope = self._session.scope
         for selector, change in changes.items():
             made = change if type(change) is Change else _as_change(selector, change)
-            if made.is_plain and (site := plainly(model, selector, True)) is not None:
-                taps = [_plain_tap(site, made, scope)]
+            if (site := site_named(model, selector)) is not None:
+                taps = [_tap(site, made, scope)]
             else:
                 taps = [_tap(site, made, scope) for site in resolve(model, selector)]
             self._groups.append((selector, taps))
@@ -162,18 +163,14 @@ def _failed(tap: Any) -> str:
 
 
 def _tap(site: Site, change: Change | Function, scope: Scope) -> Any:
-    if change.is_plain and site.address[3:] == WHOLE_OUTPUT and site.kind == "module":
-        return _plain_tap(site, change, scope)
+    if change.is_plain and site.is_whole_output:
+        tap, action = _PLAIN[type(change)]
+        return tap(site, scope, action(change))
     if not known_when_made(site.address):
         raise AddressError(f"{site}: which one is the last is known only afterwards; an edit counts from 0")
     if site.address.grad and not change.keeps_shape:
         raise EditError(f"{site}: a gradient has the shape and dtype of its value; any_shape is for values")
     return tap_for(site, scope, lambda: Replace(change))
-
-
-def _plain_tap(site: Site, change: Change | Function, scope: Scope) -> Any:
-    tap, action = _PLAIN[type(change)]
-    return tap(site, scope, action(change))
 
 
 def _as_change(selector: Selector, change: Any) -> Change | Function:

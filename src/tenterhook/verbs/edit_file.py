@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tenterhook.addresses.grammar import parse
-from tenterhook.changes import KINDS, Change, Function, in_turn
+from tenterhook.changes.change import KINDS, Change
+from tenterhook.changes.function import Function
+from tenterhook.changes.ready_made import in_turn
 from tenterhook.errors import EditError
 
 _KEY = "tenterhook.edits"

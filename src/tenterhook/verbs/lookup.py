@@ -46,11 +46,9 @@ class Lookup:
         return [(tap.site.address.at(call=call, leaf=leaf, grad=grad), [tap]) for tap in taps]
 
     def _matching(self, address: Address) -> list[Any]:
-        whole = address.pattern().fullmatch
-        names = [
-            (tap, tap.site.address.name) for tap in self.taps if _place(tap.site.address)[1:] == _place(address)[1:]
-        ]
-        return [tap for tap, name in names if whole("" if name == "." else f"{name}.")]
+        is_named, sort = address.path_filter(), _place(address)[1:]
+        taps = [tap for tap in self.taps if _place(tap.site.address)[1:] == sort]
+        return [tap for tap in taps if is_named(tap.site.address.name)]
 
     def _at_place(self, address: Address) -> list[Any]:
         """The taps of the place that an address means; where it is inside a forward, there may be several."""

@@ -10,14 +10,14 @@ from torch.autograd.graph import Node
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve
-from tenterhook.changes import Change
+from tenterhook.changes.change import Change
 from tenterhook.errors import AddressError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import not_watching
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Path, describe, itself, leaves, rebuild, version_of
+from tenterhook.values.tree import Path, describe, leaves, rebuild_live, version_of
 from tenterhook.verbs.taps import tap_for
 
 Observer = Callable[[Site, Any], object]
@@ -42,7 +42,7 @@ class Show(Action):
 
     def _show(self, tap: Tap, value: Any, call: int, path: Path = ()) -> None:
         site = tap.site.at(call, path)
-        live = rebuild(value, lambda _, tensor: tensor.detach(), opaque=itself)
+        live = rebuild_live(value, lambda _, tensor: tensor.detach())
         before = [(tensor, version_of(tensor)) for _, tensor in leaves(live)]
         self._shown += 1
         self.last = describe(live)

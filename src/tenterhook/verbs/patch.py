@@ -7,8 +7,10 @@ from torch import Tensor
 
 from tenterhook.addresses.grammar import Address
 from tenterhook.addresses.sites import Site
-from tenterhook.changes import Change, Function, replace
-from tenterhook.changes import at as at_index
+from tenterhook.changes.change import Change
+from tenterhook.changes.function import Function
+from tenterhook.changes.ready_made import at as at_index
+from tenterhook.changes.ready_made import replace
 from tenterhook.errors import AddressError, EditError
 from tenterhook.platform.autograd import graph_task
 from tenterhook.values.inputs import argument_names

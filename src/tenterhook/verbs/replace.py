@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from tenterhook.addresses.sites import Site
-from tenterhook.changes import Change, Function
+from tenterhook.changes.change import Change
+from tenterhook.changes.function import Function
 from tenterhook.errors import EditError
 from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import here, hidden, hide, unhide
@@ -81,7 +82,7 @@ class Replace(Action):
             return change(value)
         site = tap.site.at(call, path)
         with hidden(tap.scope):
-            if isinstance(value, Tensor) or _is_for_structures(change):
+            if isinstance(value, Tensor) or change.takes_structures:
                 return change(value, site)
             # A ready-made change is for a tensor; in a structure with just one, it is for that one.
             found = list(leaves(value))
@@ -207,10 +208,6 @@ class PlainFunctionEdit(OutputTap):
         call = self.calls
         self.calls = call + 1
         return self.action.made_plainly(self, output, call)
-
-
-def _is_for_structures(change: Change | Function) -> bool:
-    return isinstance(change, Function) or (change.name == "any_shape" and _is_for_structures(change.inner[0]))
 
 
 def _are_alike(old: Any, new: Any) -> bool:

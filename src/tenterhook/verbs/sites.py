@@ -16,7 +16,8 @@ from torch import nn
 
 from tenterhook.addresses.grammar import Address, escape
 from tenterhook.addresses.graph import Code, Graph, searchable
-from tenterhook.addresses.sites import Selector, Site, resolve, shape_of, tensors_of, walk
+from tenterhook.addresses.modules import shape_of, tensors_of, walk
+from tenterhook.addresses.sites import Selector, Site, resolve
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap
 from tenterhook.tables import Table
@@ -110,7 +111,7 @@ def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) ->
         asked = [*resolve(place, "**"), *resolve(place, "**/**")]
     else:
         asked = resolve(place, match)
-    session.taps = [tap_for(site, session.scope, _Describe) for site in asked]
+    session.taps = [tap_for(site.unshared(), session.scope, _Describe) for site in asked]
     with torch.no_grad(), _as_before(place), session:
         call_with(model, inputs[0] if len(inputs) == 1 else inputs)
     order = {id(site.module): i for i, site in reversed(list(enumerate(asked)))}

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook.addresses.grammar import known_when_made, may_cover
-from tenterhook.addresses.sites import Site, check_model, resolve, walk
-from tenterhook.changes import Change, Function, as_change
+from tenterhook.addresses.modules import walk
+from tenterhook.addresses.sites import Site, check_model, resolve
+from tenterhook.changes.change import Change, as_change, ready
+from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, EditError, TenterhookError, TenterhookWarning
 from tenterhook.platform.layers import BatchNorm, Dropout
 from tenterhook.values.inputs import call_with
@@ -196,14 +198,13 @@ class _Blocks(Change):
     is_busy = is_measured = False
 
     def __init__(self, n: int, rows: int, seen: Seen) -> None:
-        super().__init__("rows", torch.clone, {})
+        super().__init__("rows", torch.clone, {}, ready(random=True), takes_site=True)
         self.n = n
         self.rows = rows
         self.seen = seen
         self.edits: dict[int, Edits] = {}
         self.calls = 0
         self.made: set[tuple[int, Site]] = set()
-        self.takes_site, self.is_plain = True, False
 
     def add(self, i: int, site: Site, change: Change | Function) -> None:
         """One more change for the i-th block; those of one block are made in the order written."""

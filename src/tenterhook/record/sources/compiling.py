@@ -11,7 +11,7 @@ from types import FrameType
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from tenterhook.platform.compiler import compiler_callbacks, is_compiled
+from tenterhook.platform.compiler import compiler_callbacks, is_compiled, load_compiler
 from tenterhook.platform.frames import first_argument, frames_from
 
 
@@ -30,8 +30,8 @@ class Compiling:
     ) -> None:
         self._wrapped, self._starts, self._grows = wrapped, starts, grows
         self._modules = register_module_module_registration_hook(self._registered)
-        if all_code:  # two seconds; every optimizer does this import too, when it is made
-            import torch._dynamo.callback  # noqa: F401
+        if all_code:
+            load_compiler()
         self._compiler = compiler_callbacks()
         if self._compiler is not None:
             self._compiler.register_start_callback(self._started)

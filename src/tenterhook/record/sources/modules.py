@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.platform.compiler import never_compile
+from tenterhook.platform.compiler import is_wrapper, never_compile
 from tenterhook.platform.frames import frame_here, keywords_of_call
 from tenterhook.platform.hook_tables import Hook, new_id, register
 from tenterhook.record.model import Model
@@ -43,7 +43,7 @@ class ModuleHooks:
         if one is not module and any(handle.hooks_dict_ref() is one._forward_pre_hooks for handle in self._roots):
             return None
         hook = RootHook(self._hub, self._called, model.name, site, module)
-        handles = self._outer if hasattr(module, "_orig_mod") else self._roots
+        handles = self._outer if is_wrapper(module) else self._roots
         if id(module._forward_hooks) in model.fused or isinstance(module, torch.jit.ScriptModule):
             handles.append(register_module_forward_pre_hook(_Only(hook, module, self.fused)))
         else:

@@ -17,7 +17,7 @@ from tenterhook.record.measuring import Measuring
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
 from tenterhook.record.sources.units import watcher_of
-from tenterhook.values.tree import children
+from tenterhook.values.containers import children
 
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
 _PART_CALLED = PartCalled()

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import tenterhook.changes.change as machinery
 from tenterhook import edit
 from tenterhook.changes import (
-    KINDS,
     add,
     any_shape,
-    as_change,
     at,
     clamp,
     clip_norm,
@@ -29,6 +28,7 @@ from tenterhook.changes import (
     scale,
     zero,
 )
+from tenterhook.changes.change import KINDS, as_change, ready
 
 V = torch.randn(4, 3, 5, dtype=torch.float64)
 D = torch.randn(5, dtype=torch.float64)
@@ -144,6 +144,62 @@ def test_a_tensor_is_moved_to_the_dtype_of_the_value_once_and_anew_when_it_chang
     assert next(iter(change._moved.values())) is moved
     vector.mul_(3)
     torch.testing.assert_close(change(V), V + 3)
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """What is declared in a test is forgotten after it."""
+    monkeypatch.setattr(machinery, "KINDS", dict(KINDS))
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_new_random_change_is_not_made_again_to_be_measured():
+    @ready(random=True, numbers=("p",))
+    def drop(value, p):
+        """Some values set to zero."""
+        return value * (torch.rand_like(value) >= p)
+
+    @ready(random=True)
+    def shake(value, by, seed=None):
+        return value + by * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed or 0))
+
+    model, x = nn.Sequential(nn.Identity()), torch.randn(3, 50)
+    assert repr(drop(0.5)) == "drop(0.5)" and machinery.KINDS.keys() == {*KINDS, "drop", "shake"}
+    assert not drop(0.5).is_pure and not shake(1.0).is_pure and shake(1.0, seed=2).is_pure and scale(2.0).is_pure
+    assert not at(0, drop(0.5)).is_pure and at(0, scale(0.5)).is_pure
+    with edit(model, {"0": drop(0.5)}) as edits:
+        torch.manual_seed(3)
+        apart = (model(x) - x).abs()
+        state = torch.get_rng_state()
+    row = next(iter(edits.report()))
+    assert row[3:] == (f"{apart.max().item():.3g}", f"{apart.mean().item():.3g}")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_new_change_may_have_another_shape():
+    @ready(any_shape=True)
+    def first_rows(value, n):
+        return value[:n]
+
+    model, x = nn.Sequential(nn.Identity()), torch.randn(3, 2)
+    with edit(model, {"0": first_rows(2)}):
+        assert torch.equal(model(x), x[:2])
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_new_change_may_ask_for_the_site():
+    seen = []
+
+    @ready()
+    def note(value, factor, site=None):
+        seen.append(str(site))
+        return value * factor
+
+    model, x = nn.Sequential(nn.Identity()), torch.randn(3, 2)
+    with edit(model, {"0": note(2)}):
+        assert torch.equal(model(x), x * 2)
+    assert seen == ["0@0"] and repr(note(2)) == "note(2)"
 
 
 def test_what_stands_for_a_change():

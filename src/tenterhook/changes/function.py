@@ -1,0 +1,56 @@
+"""Somebody's own function as a change."""
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from tenterhook.addresses.sites import Site
+from tenterhook.errors import EditError
+from tenterhook.values.tree import leaves, rebuild_live, version_of
+
+
+class Function:
+    """Somebody's own function as a change. It gets a copy, so that writing into it reaches nobody else."""
+
+    is_pure = False
+    is_measured = True
+    keeps_shape = True
+    takes_structures = True
+    returned = True  # whether the function returned something, the last time
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.takes_site = _takes_site(function)
+        self.is_plain = not self.takes_site
+
+    def __call__(self, value: Any, site: Site | None = None) -> Any:
+        """What the function returns, or else the copy that it got, into which it may have written."""
+        shared: list[tuple[Tensor, int]] = []
+        try:
+            shown = rebuild_live(value, lambda _, tensor: tensor.clone(), strict=True)
+        except EditError:  # it may return another, all the same
+            shown = rebuild_live(value, lambda _, tensor: tensor.clone())
+            shared = [(tensor, version_of(tensor)) for _, tensor in leaves(value)]
+        new = self.function(shown, site) if self.takes_site else self.function(shown)
+        if any(version_of(tensor) != version for tensor, version in shared):
+            raise EditError("it wrote into a tensor of the model's own, in what cannot be copied; return a new value")
+        self.returned = new is not None
+        return shown if new is None else new
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def _takes_site(function: Callable[..., Any]) -> bool:
+    if type(function) is FunctionType and function.__defaults__ is None:
+        return function.__code__.co_argcount >= 2
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # many of torch's own
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in positional if p.default is p.empty]
+    return len(needed) >= 2 or any(p.name == "site" for p in positional[1:2])

@@ -1,0 +1,37 @@
+"""torch.jit: what is traced, and where scripts are made."""
+
+import sys
+
+import torch
+from torch import nn
+
+from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, is_compared, is_tracing, scripted
+
+
+def test_a_trace_is_told_from_the_comparison_after_it():
+    found = []
+
+    class Net(nn.Module):
+        def forward(self, x):
+            found.append((bool(is_tracing()), is_compared(sys._getframe())))
+            return x * 2
+
+    Net()(torch.ones(2))
+    torch.jit.trace(Net(), torch.ones(2))
+    assert found[0] == (False, False)
+    assert (True, False) in found, "torch.jit.trace does not show in _is_tracing"
+    assert (False, True) in found, "torch.jit.trace no longer compares in _check_trace"
+
+
+def test_scripts_are_made_in_one_function(monkeypatch):
+    made = []
+    inner = getattr(SCRIPTS_IN, SCRIPT)
+
+    def outer(*args, **kwargs):
+        made.append(scripted(args, kwargs))
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(SCRIPTS_IN, SCRIPT, outer)
+    model = nn.Sequential(nn.ReLU())
+    torch.jit.script(model)
+    assert made and made[0] is model, "torch.jit.script makes modules in another function"
