@@ -12,7 +12,7 @@ every call of a model begins a step.
 Whoever measures keeps what belongs to `assembler.micro` and `assembler.part`, which change as events come.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -66,7 +66,9 @@ class Assembler:
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
         self.part = Part()
         self.micro = self.part.micros[-1]
-        self.ready: dict[int, MicroBatch] = {}  # optimizers that are stepping, or whose step has raised, and since when
+        self._ready: dict[
+            int, MicroBatch
+        ] = {}  # optimizers that are stepping, or whose step has raised, and since when
         self._optimizers: set[int] = set()
         self._usual: set[int] = set()  # those of the step before
         self._stepped: set[int] = set()  # those of this one
@@ -82,9 +84,13 @@ class Assembler:
             self._whole = []
         return whole
 
+    def optimizers_that_step(self) -> Collection[int]:
+        """Those whose gradients are ready, and whose step has not returned; it may have raised."""
+        return self._ready
+
     def is_stepping(self, optimizer: int) -> bool:
         """Whether a step of this optimizer will count: none that it wraps has stepped for it."""
-        return optimizer in self.ready and optimizer in self._optimizers
+        return optimizer in self._ready and optimizer in self._optimizers
 
     @property
     def has_unfinished(self) -> bool:
@@ -114,7 +120,7 @@ class Assembler:
             return
         micro = self.micro
         micro.passes.append(event.number)
-        counts = not (self.ready and event.in_step)  # of a closure that is called several times, the first one does
+        counts = not (self._ready and event.in_step)  # of a closure that is called several times, the first one does
         if counts and event.loss is not None and event.loss not in micro.losses[-1:]:
             micro.losses.append(event.loss)
 
@@ -131,17 +137,17 @@ class Assembler:
         self.without_gradients = False
 
     def _stepping(self, event: Stepping) -> None:
-        raised = self.ready.pop(event.optimizer, None)
+        raised = self._ready.pop(event.optimizer, None)
         micros = self.part.micros
         if raised is not None and raised in micros[:-1]:  # what led to the step that raised is over
             del micros[: micros.index(raised) + 1]
 
     def _is_ready(self, event: Ready) -> None:
-        self.ready[event.optimizer] = self.micro
+        self._ready[event.optimizer] = self.micro
 
     def _step_returned(self, event: Stepped) -> None:
         optimizer, counts = event.optimizer, self.is_stepping(event.optimizer)
-        self.ready.pop(optimizer, None)
+        self._ready.pop(optimizer, None)
         if not counts:
             return
         if optimizer in self._stepped:

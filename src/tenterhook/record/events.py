@@ -34,7 +34,7 @@ class Joined(NamedTuple):
 
 
 class Stepping(NamedTuple):
-    """An optimizer's step() is called."""
+    """An optimizer's step() is called while another one's runs, or after its own has raised."""
 
     optimizer: int
 

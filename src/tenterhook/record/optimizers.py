@@ -53,9 +53,8 @@ class Optimizers:
             known = self._known[optimizer] = Known(next(self._numbers))
         return known
 
-    def concern(self, optimizer: Optimizer) -> bool:
-        """Whether the steps of an optimizer count."""
-        known = self._known.get(optimizer)
+    def concern(self, optimizer: Optimizer, known: Known | None) -> bool:
+        """Whether the steps of an optimizer count, of which this is known."""
         if known is not None and (known.wraps or known.number in self._active):
             return not known.wraps
         if self.only is not None:
@@ -70,7 +69,9 @@ class Optimizers:
             return None
         others: frozenset[int] = frozenset()
         if not self._active:  # those that step in turn with it, as a GAN's do
-            others = frozenset(self.add(other).number for other in all_optimizers() if self.concern(other))
+            others = frozenset(
+                self.add(other).number for other in all_optimizers() if self.concern(other, self.known(other))
+            )
         first = next(parameters_of(optimizer), None)
         replaces = tuple(number for number, one in self._active.items() if _is_over(one(), first))
         for number in replaces:

@@ -58,9 +58,10 @@ class Recorder:
         self._measuring = Measuring(what, self._assembler.part)
         self._outbox = Outbox(take, self.places)
         self._guard = guard = Guard(self._failed)
-        self._steps = Steps(guard, self._optimizers, lambda: self._assembler.ready, self)
+        stepping = self._assembler.optimizers_that_step
+        self._steps = Steps(guard, self._optimizers, stepping, self)
         self._scalers = Scalers(guard, self._measuring, self._steps.left_out)
-        passes = Passes(guard, self._scalers, self)
+        passes = Passes(guard, self._scalers, stepping, self)
         self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, guard)
         self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed), self.models)
         self._installed = False
@@ -200,6 +201,7 @@ class Recorder:
         if not part.sampled:
             return
         part.unscaled_late = unscales(optimizer)
+        known.parameters = frozenset(map(id, parameters_of(optimizer)))  # there may be more by now
         weights.look(optimizer)
         part.parameters += weights.facts(self._optimizers.rates(look=self.steps in (1, 10)))
         weights.before(micro.gather)

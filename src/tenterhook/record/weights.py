@@ -43,16 +43,17 @@ class Weights:
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         state = (len(self._models.all), *map(id, tensors))
         if state != self._known:
-            self._known = state
+            self._known, self._kept = state, {}
             if any(self._models.parameter(p) is None for p in tensors):
-                for model in self._models.all:
-                    model.look()  # a layer may have been exchanged
-            self._kept = {}
-            self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
-            groups = enumerate(optimizer.param_groups)
-            each = [(g, i, p) for g, group in groups for i, p in enumerate(group["params"])]
-            self._mine = [k for k, one in enumerate(each) if self._name(*one)]
+                self._models.look()  # a layer may have been exchanged
+            self._name_all(optimizer)
         self._tensors = [tensors[k] for k in self._mine]  # until the step is over; they are not ours to keep
+
+    def _name_all(self, optimizer: Optimizer) -> None:
+        self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
+        groups = enumerate(optimizer.param_groups)
+        each = [(g, i, p) for g, group in groups for i, p in enumerate(group["params"])]
+        self._mine = [k for k, one in enumerate(each) if self._name(*one)]
 
     def _name(self, group: int, i: int, parameter: Tensor) -> bool:
         known = self._models.parameter(parameter)

@@ -1,12 +1,13 @@
 """Parameters that nothing trains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Parameter, Step
 
+Key = tuple[str, str]  # model and site
 _SAMPLES = 12
 _PATIENT = 30  # of those without a gradient, where layers take turns: an expert may wait long for a token
 _MANY = 10  # backward passes without a step
@@ -49,8 +50,8 @@ class NeverTrained(Checked):
     )
 
     def __init__(self) -> None:
-        self._lives: dict[tuple[str, str], _Life] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._lives: dict[Key, _Life] = {}
+        self._told: set[Key] = set()
         self._known: list[tuple[str, str, bool]] = []  # and whether trainable, in a step that needed no more looking
 
     def look(self, step: Step) -> Iterator[Finding]:
@@ -63,9 +64,20 @@ class NeverTrained(Checked):
         trainable = [one[:3] for one in step.parameters]
         if not trainable or trainable == self._known:
             return
-        present: dict[tuple[str, str], Parameter] = {}
-        graded: set[tuple[str, str]] = set()
-        for one in step.parameters:  # once for each optimizer that has some of the model
+        present = self._note(step.parameters)
+        trained = [key for key, one in present.items() if one.trainable]
+        ripe = self._ripe(trained)
+        self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
+        if self.has_looked:
+            self._known = trainable
+        for reason, found in self._new(ripe, present).items():
+            yield self._finding(step, reason, found, self._severity(reason, found, present))
+
+    def _note(self, parameters: Iterable[Parameter]) -> dict[Key, Parameter]:
+        """Add what is known of each to its life."""
+        present: dict[Key, Parameter] = {}
+        graded: set[Key] = set()
+        for one in parameters:  # once for each optimizer that has some of the model
             key = (one.model, one.site)
             life = self._lives.setdefault(key, _Life())
             life.samples += one.trainable and key not in present
@@ -75,28 +87,30 @@ class NeverTrained(Checked):
             present[key] = one
             if one.has_gradient:
                 graded.add(key)
-        trained = [key for key, one in present.items() if one.trainable]
+        return present
+
+    def _ripe(self, trained: list[Key]) -> list[Key]:
+        """Those that were seen for long enough."""
         lives = [self._lives[key] for key in trained]
         patience = _PATIENT if any(0 < life.gradients < life.samples for life in lives) else _SAMPLES
-        ripe = [
-            key
-            for key, life in zip(trained, lives, strict=True)
-            if life.samples >= (_SAMPLES if life.gradients else patience)
-        ]
-        self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
-        reasons: dict[str, list[Parameter]] = {}
+        needed = [_SAMPLES if life.gradients else patience for life in lives]
+        return [key for key, life, many in zip(trained, lives, needed, strict=True) if life.samples >= many]
+
+    def _new(self, ripe: list[Key], present: dict[Key, Parameter]) -> dict[str, list[Parameter]]:
+        """By reason, those that are not trained and were not told of yet."""
+        found: dict[str, list[Parameter]] = {}
         for key in ripe:
             reason = self._lives[key].reason
             if reason and key not in self._told:
                 self._told.add(key)
-                reasons.setdefault(reason, []).append(present[key])
-        if self.has_looked:
-            self._known = trainable
-        for reason, found in reasons.items():
-            size = sum(present[key].size for key in trained)
-            whole = reason == _RATE and not any(self._lives[key].moving for key in present)
-            half = reason == _UNUSED and 2 * sum(one.size for one in found) > size
-            yield self._finding(step, reason, found, "warn" if reason == _OUTSIDE or whole or half else "note")
+                found.setdefault(reason, []).append(present[key])
+        return found
+
+    def _severity(self, reason: str, found: list[Parameter], present: dict[Key, Parameter]) -> str:
+        size = sum(one.size for one in present.values() if one.trainable)
+        whole = reason == _RATE and not any(self._lives[key].moving for key in present)
+        half = reason == _UNUSED and 2 * sum(one.size for one in found) > size
+        return "warn" if reason == _OUTSIDE or whole or half else "note"
 
     def _finding(self, step: Step, reason: str, found: list[Parameter], severity: str) -> Finding:
         first = found[0]

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules._depth import depth
-from tenterhook.record.step import Step
+from tenterhook.record.step import Rows, Step
 
 _NEVER, _AGAIN = 8, 24
 
@@ -33,6 +34,20 @@ class ZeroGradients(Checked):
         if not len(rows) or step.skipped:
             return
         self.has_looked = True
+        silent = self._count(step, rows)
+        if not silent.any():
+            return
+        others = rows.where(~silent).places
+        new = self._new(rows, {(place.model, place.site) for place in others})
+        for model in dict.fromkeys(place.model for place in new):
+            found = [place for place in new if place.model == model]
+            beside = _is_beside(step, found, [place for place in others if place.model == model])
+            if not beside or min(self._silent[place.number] for place in found) >= _AGAIN:
+                self._told.update(place.number for place in found)
+                yield self._finding(step, found, beside)
+
+    def _count(self, step: Step, rows: Rows) -> NDArray[np.bool_]:
+        """Count the samples for which each row has been silent: those that are now."""
         which = rows.which
         self._grow(int(which.max()) + 1)
         silent = (rows.zeros == rows.count) & (rows.count > 0)
@@ -41,19 +56,14 @@ class ZeroGradients(Checked):
             silent &= np.array([rate != 0 for rate in rates])  # a LoRA's A has none before B has moved
         self._silent[which] = np.where(silent, self._silent[which] + 1, 0)
         self._before[which] |= rows.zeros != rows.count
-        if not silent.any():
-            return
-        long = self._silent[which] >= np.where(self._before[which], _AGAIN, _NEVER)
-        new = [place for place in rows.where(long).places if place.number not in self._told]
-        others = rows.where(~silent).places if new else ()
-        alive = {(place.model, place.site) for place in others}
-        new = [place for place in new if (place.model, _weight_of(place.site)) not in alive]
-        for model in dict.fromkeys(place.model for place in new):
-            found = [place for place in new if place.model == model]
-            beside = _is_beside(step, found, [place for place in others if place.model == model])
-            if not beside or min(self._silent[place.number] for place in found) >= _AGAIN:
-                self._told.update(place.number for place in found)
-                yield self._finding(step, found, beside)
+        return silent
+
+    def _new(self, rows: Rows, alive: set[tuple[str, str]]) -> list[Place]:
+        """Those that have been silent for too long, and were not told of yet."""
+        which = rows.which
+        long = rows.where(self._silent[which] >= np.where(self._before[which], _AGAIN, _NEVER))
+        new = [place for place in long.places if place.number not in self._told]
+        return [place for place in new if (place.model, _weight_of(place.site)) not in alive]
 
     def _finding(self, step: Step, found: list[Place], beside: bool) -> Finding:
         nearest = max(_cut_off(step, found), key=lambda place: (depth(place, step), -place.number))

@@ -6,7 +6,7 @@ torch's function that starts them is wrapped. One that C++ code starts is seen o
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,9 +43,11 @@ class _Pass:
 class Passes:
     """The backward passes that run now, one in each thread at most; others within them belong to them."""
 
-    def __init__(self, guard: Guard, scalers: Scalers, taker: TakesPasses) -> None:
+    def __init__(
+        self, guard: Guard, scalers: Scalers, stepping: Callable[[], Collection[int]], taker: TakesPasses
+    ) -> None:
         self.guard = guard
-        self._scalers, self._taker = scalers, taker
+        self._scalers, self._stepping, self._taker = scalers, stepping, taker
         self._numbers = itertools.count(1)
         self._running: dict[int, _Pass] = {}  # by thread
         self._task = -1  # of autograd's: the last one in which a gradient came
@@ -59,13 +61,15 @@ class Passes:
         if within:
             outer = self._current()
         else:
-            outer = self._running[threading.get_ident()] = _Pass(
-                asked, asked.accumulates and is_stepping(frame_here(3))
-            )
+            in_step = bool(self._stepping()) and is_stepping(frame_here(3))
+            outer = self._running[threading.get_ident()] = _Pass(asked, in_step)
         if outer is None or outer.is_told or not outer.asked.accumulates:
             return
-        if any(map(self._taker.is_trained, leaves_of(asked))):
-            self._tell(outer)
+        is_trained = self._taker.is_trained
+        for leaf in leaves_of(asked):
+            if is_trained(leaf):
+                self._tell(outer)
+                return
 
     def ended(self) -> None:
         """The one in this thread is over."""
@@ -109,8 +113,9 @@ class Passes:
 
 def loss_of(outputs: Sequence[Any]) -> Tensor | None:
     """The scalar that a pass was called on. Of several it is their sum, for that is what the gradient is of."""
-    if any(not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex() for one in outputs):
-        return None
+    for one in outputs:
+        if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex():
+            return None
     if len(outputs) == 1:
         return outputs[0]
     if not outputs or any(one.device != outputs[0].device for one in outputs):

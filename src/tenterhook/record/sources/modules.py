@@ -12,7 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from tenterhook.platform.compiler import is_wrapper, never_compile
 from tenterhook.platform.frames import frame_here, keywords_of_call
 from tenterhook.platform.hook_tables import Hook, new_id, register
-from tenterhook.record.models import Model, Models
+from tenterhook.record.model import Model
+from tenterhook.record.models import Models
 from tenterhook.record.sources.fused import Fused
 from tenterhook.record.sources.outputs import Hub, OutputHook, WriteHook
 from tenterhook.record.sources.roots import RootHook

@@ -7,7 +7,7 @@ end or begin a recording at any time.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -44,7 +44,9 @@ class TakesSteps(Protocol):
 class Steps:
     """Tells a recorder of the steps of optimizers that concern it, until it is removed."""
 
-    def __init__(self, guard: Guard, optimizers: Optimizers, stepping: Callable[[], Any], taker: TakesSteps) -> None:
+    def __init__(
+        self, guard: Guard, optimizers: Optimizers, stepping: Callable[[], Collection[int]], taker: TakesSteps
+    ) -> None:
         self.guard = guard
         self._optimizers, self._stepping, self._taker = optimizers, stepping, taker
         self._begun: dict[int, int] = {}  # by thread: how many steps optimizers, whichever, have begun
@@ -65,15 +67,15 @@ class Steps:
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
         self._begun[threading.get_ident()] = self.begun() + 1
-        if not self._optimizers.concern(optimizer):
-            known = self._optimizers.known(optimizer)
+        known = self._optimizers.known(optimizer)
+        if not self._optimizers.concern(optimizer, known):
             if known is not None:
                 known.at_begin = self.begun(), versions_of(optimizer)
             return None
-        known = self._optimizers.add(optimizer)
-        if stepping := self._stepping():
+        known = known or self._optimizers.add(optimizer)
+        if stepping := self._stepping():  # as seldom: around this one, or its own last step has raised
             self._optimizers.note_wrappers(optimizer, stepping, frame_here())
-        self._taker.feed(Stepping(known.number))
+            self._taker.feed(Stepping(known.number))
         at, closure = closure_in(args, kwargs) if kwargs or len(args) > 1 else (0, None)
         if closure is None:
             self._ready(optimizer, known)
@@ -115,7 +117,7 @@ class Steps:
         """A GradScaler has left out a step."""
         known = self._optimizers.known(optimizer)
         wraps = known is not None and known.wraps
-        if wraps or self._optimizers.concern(optimizer):
+        if wraps or self._optimizers.concern(optimizer, known):
             self._taker.feed(Skipped(None if wraps else self._optimizers.add(optimizer).number))
 
 
