@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from tenterhook.addresses.sites import Site, find
-from tenterhook.platform.bytecode import Steps
+from tenterhook.platform.assembler import Assembly
+from tenterhook.platform.bytecode import loads
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
@@ -67,7 +68,7 @@ def _methods(module: nn.Module) -> Iterator[types.CodeType]:
 
 def _reads(code: types.CodeType, child: str, items: bool) -> Iterator[str]:
     """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
-    steps = [(step.op, str(step.argument)) for step in Steps(code)]
+    steps = list(loads(Assembly(code, split=True)))
     held = {child} if not items else set()  # the names that hold the child, starting with its own
     for (op, name), (following, target) in pairwise(steps):
         takes = op == "FOR_ITER" if items else op in _LOADS and name == child

@@ -53,12 +53,6 @@ def locals_of(frame: Any) -> Any:
     return {} if LOCALS_ARE_COPIED and not LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
 
 
-def let_go(frame: Any) -> None:
-    """Have a function that was traced hold its variables alone."""
-    if LOCALS_ARE_COPIED:
-        empty_snapshot(frame, frame.f_locals)
-
-
 def empty_snapshot(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
     if not LOCALS_ARE_COPIED or not frame.f_code.co_flags & 1 or sys.gettrace() is not None:
