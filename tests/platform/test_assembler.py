@@ -1,6 +1,12 @@
 """Code objects taken apart and put together again are the same. Needs no torch, to run on every Python."""
 
 import dis
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from tenterhook.platform import assembler
 from tenterhook.platform.assembler import Assembly, Instruction, unsupported
@@ -98,3 +104,13 @@ def test_arguments_are_what_dis_says():
             "LOAD_CONST",
         ):
             assert mine == str(other.argval), other
+
+
+def test_cpythons_own_tests_pass_where_every_function_is_instrumented():
+    if importlib.util.find_spec("test.test_scope") is None:
+        pytest.skip("this Python has no tests of its own")
+    names = [f"test.test_{name}" for name in ("scope", "with", "named_expressions", "unpack", "super", "listcomps")]
+    script = Path(__file__).parents[1] / "selfcheck.py"
+    names = [name for name in names if importlib.util.find_spec(name)]
+    done = subprocess.run([sys.executable, str(script), "suite", *names], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
