@@ -27,15 +27,17 @@ class _Function:
     """A function that runs a copy of its code."""
 
     def __init__(self, function: FunctionType) -> None:
-        self.function, self.code = function, original(function.__code__)
-        self.put = function.__code__
+        number = id(function)
+        self.function = weakref.ref(function, lambda ref: _changed.pop(number, None) and None)
+        self.code, self.put = original(function.__code__), function.__code__
         self.asked: dict[object, Wants] = {}
 
     def exchange(self) -> None:
         """Have it run what is asked for now; not where somebody else has changed it since."""
-        if self.function.__code__ is self.put:
+        function = self.function()
+        if function is not None and function.__code__ is self.put:
             self.put = _copy(self.code, list(self.asked.values())) if self.asked else self.code
-            self.function.__code__ = self.put
+            function.__code__ = self.put
 
 
 def ask(function: FunctionType, key: object, wants: Wants) -> bool:
@@ -58,7 +60,7 @@ def withdraw(key: object) -> None:
             if one.asked.pop(key, None) is not None:
                 one.exchange()
                 if not one.asked:
-                    del _changed[number]
+                    _changed.pop(number, None)
 
 
 def original(code: CodeType) -> CodeType:
@@ -70,7 +72,7 @@ def original(code: CodeType) -> CodeType:
 def running() -> list[FunctionType]:
     """The functions that run a copy now."""
     with _lock:
-        return [one.function for one in _changed.values()]
+        return [function for one in _changed.values() if (function := one.function()) is not None]
 
 
 def _copy(code: CodeType, asked: list[Wants]) -> CodeType:
