@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 from functools import partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -253,23 +253,31 @@ class Inside:
         if any(key[:2] == (id(owner), name) for key in self._taps) and number is not None:
             return f"it was not assigned {number + 1 if number >= 0 else -number} times within one call"
         *helpers, last = name.split("/")[1:]
-        codes = codes_of(owner)
-        if not any(id(code) in self._ran for code in codes):
+        codes = [code for code in codes_of(owner) if id(code) in self._ran]
+        if not codes:
             if self.was_elsewhere:
                 return "it ran in another thread, and a session sees the one that entered the block"
             return "" if isinstance(owner, nn.Module) else "it was not called inside this session"
         if helpers and "*" not in helpers[-1]:
-            met = (function for ref in self._met.values() if (function := ref()) is not None)
-            codes = [code for one in met for code in codes_in(original(one.__code__)) if code.co_name == helpers[-1]]
-            codes = [code for code in codes if id(code) in self._ran]
+            codes = self._helpers_that_ran(helpers[-1])
             if not codes:
                 return f"no function {helpers[-1]} ran in it; see sites(model, *inputs)"
-        names = sorted({name for code in codes for name in (*code.co_varnames, *code.co_cellvars)})
-        if last in names:
-            return "no tensor came to it: that line did not run, or it holds something else"
-        near = close_matches(last, names)
-        hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
-        return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
+        return _why_not_assigned(last, codes)
+
+    def _helpers_that_ran(self, name: str) -> list[CodeType]:
+        met = (function for ref in self._met.values() if (function := ref()) is not None)
+        every = (code for function in met for code in codes_in(original(function.__code__)))
+        return [code for code in every if code.co_name == name and id(code) in self._ran]
+
+
+def _why_not_assigned(name: str, codes: list[CodeType]) -> str:
+    """Why no value of that name came from some functions that ran."""
+    names = sorted({variable for code in codes for variable in (*code.co_varnames, *code.co_cellvars)})
+    if name in names:
+        return "no tensor came to it: that line did not run, or it holds something else"
+    near = close_matches(name, names)
+    hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
+    return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
 
 
 def _is_wrapper(place: Place, where: Where) -> bool:
