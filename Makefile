@@ -4,12 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test selfcheck lint bench clean
 demo: $(READY)
 	$(BIN)/tenterhook run examples/faulty.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# The assembler and the instrumented copies, on every Python that is there; it takes minutes.
+selfcheck: $(READY)
+	for python in $(BIN)/python python3.12 python3.13 python3.14; do \
+		if command -v $$python > /dev/null && $$python -c ""; then $$python tests/selfcheck.py || exit 1; fi; \
+	done
+	SELFCHECK=1 $(BIN)/python -m pytest tests/platform/test_assembler.py tests/inside/test_fuzz.py
 
 lint: $(READY)
 	$(BIN)/ruff check --output-format concise .

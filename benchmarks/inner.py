@@ -43,7 +43,7 @@ class Nothing(TorchFunctionMode):
 
 def tiny(rounds: int) -> Rows:
     x = torch.randn(4, device=device())
-    limits = {"session open": "≤ 1.6"}
+    limits = {"session open": "≤ 1.1", "enter to exit": "≤ 1.5"}
     with torch.no_grad():
         return [
             (f"{what}: {name}", "forward ÷ bare", f"{ratio:.2f}", limits.get(name, "–"))

@@ -6,6 +6,7 @@ from torch import nn
 
 from tenterhook.hooks import scope
 from tenterhook.hooks.session import Session
+from tenterhook.inside import copies
 from tenterhook.platform import compiler
 from tenterhook.platform.hook_tables import HookId
 
@@ -38,6 +39,7 @@ def nothing_left_behind(monkeypatch):
     left = [where for ref in models if isinstance(model := ref(), nn.Module) for where in ours(model)]
     assert not left, f"hooks left behind: {left}"
     assert scope.here() == (), "a scope is still open"
+    assert copies.running() == [], "a function still runs a copy of its code"
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still on"
     assert compiler._open == 0, "the compiler stance was not put back"
 

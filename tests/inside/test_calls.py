@@ -195,7 +195,9 @@ def test_a_forward_that_runs_after_its_call_is_that_call(model, run, asked):
     inputs = [torch.tensor([k]) for k in (1.0, 2.0, 3.0)]
     with capture(model, *asked) as seen:
         assert run(model, inputs) == [3, 5, 7]
-    assert [seen[f"./y@{k}"] for k in range(3)] == [2, 4, 6] and [seen[f"./z@{k}"] for k in range(3)] == [3, 5, 7]
+    step = 1 if run is awaited else -1  # a generator's call counts when it begins
+    assert [seen[f"./y@{k}"] for k in range(3)] == [2, 4, 6][::step]
+    assert [seen[f"./z@{k}"] for k in range(3)] == [3, 5, 7][::step]
     with edit(model, {"./y@1": scale(10.0)}):
         assert run(model, inputs) == [3, 41, 7]
 

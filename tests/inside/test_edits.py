@@ -161,7 +161,7 @@ def test_what_a_change_or_an_observer_computes_is_not_looked_at():
     assert seen.calls("./a") == [8] and [row[1] for row in inner.report()] == ["1×"]
 
 
-def test_a_type_error_in_a_change_is_not_taken_for_one_of_torchs():
+def test_a_type_error_in_a_change_stays_one():
     def forward(self, x):
         r = x
         y = x * self.w
@@ -172,7 +172,7 @@ def test_a_type_error_in_a_change_is_not_taken_for_one_of_torchs():
 
     model = module_of(forward, w=torch.ones(1))
     for name in ("r", "y"):
-        with pytest.raises(RuntimeError, match="TypeError: a mistake of mine"), edit(model, {f"./{name}": fails}):
+        with pytest.raises(TypeError, match="a mistake of mine"), edit(model, {f"./{name}": fails}):
             model(torch.ones(1))
 
 

@@ -20,8 +20,7 @@ from tenterhook import capture, edit, sites
 from tenterhook.addresses.sites import resolve
 from tenterhook.changes import zero
 from tenterhook.hooks.session import Session
-from tenterhook.inside.engine import _NO_VALUES
-from tenterhook.inside.operation import operation
+from tenterhook.inside.operation import NO_VALUES, name_of
 from tenterhook.values.tree import leaves
 from tenterhook.verbs.sites import _Describe
 from tenterhook.verbs.taps import tap_for
@@ -63,7 +62,7 @@ class Everything(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if operation(func) not in _NO_VALUES:
+        if name_of(func) not in NO_VALUES:
             self.made += [tensor for _, tensor in leaves(out)]
         return out
 

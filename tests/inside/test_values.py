@@ -118,7 +118,7 @@ def test_a_variable_keeps_its_old_value_until_the_whole_statement_is_done():
     truth = {"q#0": X * 5, "q#1": (X * 5).sin(), "k#0": (X + 1) * 5, "k#1": ((X + 1) * 5).cos()}
     truth |= {"a#0": first + 1, "a#1": second + 1, "b#0": first + 2, "b#1": second + 2}
     assert [name for name in found if name[0] in "qkab" and name[1] == "#"] == [
-        "q#0", "k#0", "q#1", "k#1", "a#0", "b#0", "a#1", "b#1"
+        "k#0", "q#0", "k#1", "q#1", "a#0", "b#0", "a#1", "b#1"
     ]  # fmt: skip
     assert all(torch.equal(found[name], value) for name, value in truth.items())
 

@@ -83,7 +83,7 @@ class Code:
 
     def __init__(self, function: Any, codes: list[CodeType]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.codes = codes
+        self.codes, self.function = codes, function
         while isinstance(function, functools.partial):
             function = function.func
         self._self = getattr(function, "__self__", None)  # of a method

@@ -13,7 +13,8 @@ from torch import nn
 
 from tenterhook.addresses.modules import find
 from tenterhook.addresses.sites import Site
-from tenterhook.platform.bytecode import Steps
+from tenterhook.platform.assembler import Assembly
+from tenterhook.platform.bytecode import loads
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _LOADS = (*_ATTRIBUTES, "LOAD_FAST")
@@ -73,7 +74,7 @@ def _methods(module: nn.Module) -> Iterator[types.CodeType]:
 
 def _reads(code: types.CodeType, child: str, is_in_list: bool) -> Iterator[str]:
     """The attributes that a method reads from `self.child`, or from what comes out of it if it is a list."""
-    steps = [(step.op, str(step.argument)) for step in Steps(code)]
+    steps = list(loads(Assembly(code, split=True)))
     names = _names_of(child, steps, is_in_list)
     for (op, name), (following, attribute) in pairwise(steps):
         is_subscript = is_in_list and op in _SUBSCRIPTS

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tenterhook.addresses.modules import walk
 from tenterhook.addresses.sites import Site
 from tenterhook.errors import EditError
-from tenterhook.hooks.modes import Mode
 from tenterhook.hooks.places import Places
 from tenterhook.hooks.report import Report, notes_on
 from tenterhook.hooks.scope import Scope
@@ -44,7 +43,7 @@ class Session:
             self.scope.session = weakref.ref(self)
         self.reduced = reduced  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
         self.taps: list[Any] = []
-        self.modes: list[Mode] = []
+        self.modes: list[Any] = []
         self.places = Places()
         self.refused: list[TensorTap] = []  # parameters and buffers that cannot be had
         self.swapped: list[TensorTap] = []  # those that have another value meanwhile

@@ -1,453 +1,250 @@
-"""Values inside a forward: every result of an operation, by the variable that takes it.
+"""Values inside a forward: what the copies of its code tell, handed to the taps of a session."""
 
-A function mode sees each call of a torch function. The frame that made the call tells what takes the result
-(`_names`), and where that is (`_frames`). What an operation did not make right there is found in the frame's variables
-when the next one runs (`_variables`).
-"""
-
-import copy
-import sys
 import threading
+import types
+import weakref
 from collections.abc import Iterable
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tenterhook.addresses.grammar import split_number
+from tenterhook.addresses.grammar import may_cover, split_number
 from tenterhook.addresses.sites import Site
-from tenterhook.errors import close_matches
+from tenterhook.errors import EditError, close_matches
 from tenterhook.hooks.scope import Moment
-from tenterhook.hooks.scope import here as open_sessions
 from tenterhook.hooks.session import Session
-from tenterhook.inside.frames import (
-    NOWHERE,
-    RUN_LATER,
-    Where,
-    asker,
-    attributes,
-    holder,
-    holds_tensors,
-    is_call_of,
-    mark_of,
-    marked,
-    runs_module,
-)
-from tenterhook.inside.here import SUSPENDS, Here
-from tenterhook.inside.names import Spot, spots
-from tenterhook.inside.operation import attention, is_functional, opened, operation, probabilities, writes
-from tenterhook.inside.pattern import Pattern, codes_of
-from tenterhook.inside.pause import Pause
-from tenterhook.inside.variables import NO_FRAME, Variables, busy, is_wrapper
+from tenterhook.inside.calls import NOWHERE, Calls, Running, Where
+from tenterhook.inside.copies import ask, original, withdraw
+from tenterhook.inside.dispatch import Place
+from tenterhook.inside.functions import codes_of, functions_of, is_followed
+from tenterhook.inside.instrument import Want, codes_in
+from tenterhook.inside.operation import attention, is_own_function, probabilities
+from tenterhook.inside.pattern import FUSED, PROBABILITIES, Patterns
+from tenterhook.platform.assembler import unsupported
 from tenterhook.platform.autograd import graph_task
-from tenterhook.platform.bytecode import Exit, Taker
-from tenterhook.platform.frames import CALLS, let_go
-from tenterhook.platform.hook_tables import Hook
+from tenterhook.platform.bytecode import COMPREHENSIONS
+from tenterhook.platform.modes import no_function_mode
 
 if TYPE_CHECKING:
-    from tenterhook.inside.taps import WantedTap
+    from tenterhook.inside.taps import InnerTap, WantedTap
 
-_frame = sys._getframe
-_PROBABILITIES = "probabilities"
-_NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
+# The engines that are on in this thread or async task; none while somebody's change or observer runs.
+now: "ContextVar[tuple[Inside, ...]]" = ContextVar("tenterhook inside", default=())
+anywhere: "list[Inside]" = []  # those that are on in any thread
+_has_torch_function = torch.overrides.has_torch_function
+_CALLED_BY_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, Tensor)
 
 
-class Inside(Variables):
-    """The function mode of one session. It is on in one thread only, as torch's modes are."""
+class Inside:
+    """What one session wants inside forwards."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session)
+        if why := unsupported():
+            raise RuntimeError(f"values inside a forward can be had on CPython 3.11 to 3.14; this is {why}")
+        self._session = weakref.ref(session)
+        self.scope = session.scope
+        self.patterns = Patterns()
+        self.calls = Calls(self, (id(ref()) for ref in session.modules), session.scope)
+        self._modules = session.modules
         self._moment = Moment()
-        self._probabilities = False
-        self._quiet: set[int] = set()  # the places in the last frame at which there is nothing to do
-        self._row = 0  # how many operations there were at these, one after the other
-        self._patience = 0
-        self._pause: Pause | None = None  # while one goes on
-        self._may_pause = True
-        self._traced: object = None  # the mark of the frame that was traced, until it is seen to
-        self._called: set[int] = set()  # the modules that were called at all
+        self._taps: dict[tuple[int, str, int], list[InnerTap]] = {}
+        self._met: dict[int, weakref.ref[FunctionType]] = {}
+        self._kinds: set[object] = set()  # what else was seen to be called
+        self._ran: set[int] = set()  # the ids of the codes that ran
+        self._times_on = 0
         self._thread = threading.get_ident()
-        self.was_elsewhere = False  # whether one was called in another thread
-        self._may_change = False  # whether other hooks come after ours
+        self.was_elsewhere = False
 
     def want(self, tap: "WantedTap") -> None:
         """Look out for the values that a tap's address means."""
-        owner = tap.site.owner()
-        pattern = Pattern(tap)
-        self._wanted.setdefault(id(owner), []).append(pattern)
-        self._opened.update(filter(is_functional, pattern.helpers))
-        if pattern.last == _PROBABILITIES:
-            self._probabilities = True
-            self._opened.add("multi_head_attention_forward")  # it may hide a fused kernel
-        self._changes = self._frames.changes = self._changes or tap.changes
-        self._frames.scope = tap.scope
-        # Else no hook need be there to end a pause that an exception has cut short.
-        self._may_pause = self._may_pause and not pattern.is_of_helpers and isinstance(owner, nn.Module)
-        self._any_name = self._any_name or "*" in pattern.last
-        if self._any_name:
+        self.patterns.add(tap)
+        if self.patterns.any_name:
             tap.scope.moment = self._moment
-        if pattern.is_of_helpers:  # how their variables get values is not known yet
-            self._hands_up = True
-            if pattern.last != _PROBABILITIES or pattern.helpers[-1] not in ("**", attention.__name__):
-                function = pattern.name if "**" in pattern.last else pattern.name.rpartition("/")[0]
-                self._unmet.add((id(owner), function))
-                self._is_met_anywhere = self._is_met_anywhere or hasattr(type(owner), (*pattern.helpers, "")[0])
-                self._set_alert()
+        owner = tap.site.owner()
         if not isinstance(owner, nn.Module):
-            self._frames.add_function(owner)
-            self._active[id(owner)] = 1  # whether it runs is not known
-            self._set_alert()
+            self.calls.add_function(owner)
+
+    # On and off, as with the function modes of a session.
+
+    def switch_on(self) -> bool:
+        """In this thread; False where it is on already."""
+        if self in now.get():
+            return False
+        now.set((*now.get(), self))
+        self._times_on += 1
+        if self._times_on == 1:
+            anywhere.append(self)
+            for function in [ref() for ref in self._met.values()]:
+                if function is not None:  # a checkpoint runs it again
+                    ask(function, self, self.patterns.want)
+            self._meet_owners()
+        return True
+
+    def switch_off(self) -> None:
+        now.set(tuple(one for one in now.get() if one is not self))
+        self._times_on = max(self._times_on - 1, 0)
+        if not self._times_on and self in anywhere:
+            anywhere.remove(self)
+            withdraw(self)
 
     def place_hooks(self, session: Session) -> None:
-        """Be told of the calls of modules whose results a variable may take."""
-        calls, results = self._to_hook()
-        for module in (ref() for ref in session.modules):
-            if id(module) not in calls or isinstance(module, torch.jit.ScriptModule):
-                continue
-            session.places.put(module._forward_pre_hooks, Calling(self), first=True)
-            if id(module) in results:
-                session.places.put_plainly(module._forward_hooks, Bound(self))
+        """It has none."""
+
+    def for_this_thread(self) -> "Inside":
+        return self
+
+    def finish(self, failed: bool) -> None:
+        self._moment.over()
 
     def notes(self) -> Iterable[str]:
         if self.was_elsewhere:
-            yield "what ran in other threads was not looked into: a function mode sees the one that entered the block"
+            yield "what ran in other threads was not looked into: a session sees the one that entered the block"
 
-    def _to_hook(self) -> tuple[set[int], set[int]]:
-        """The ids of the modules whose calls must be known of, and of those whose results a variable may take."""
-        calls = set(self._wanted)
-        results: set[int] = set()
-        for patterns in self._wanted.values():
-            owner = patterns[0].tap.site.module
-            for modules in {pattern.name: pattern.givers() for pattern in patterns}.values():
-                results.update(map(id, modules))
-            if any(code.co_flags & SUSPENDS for code in codes_of(owner)):
-                results.add(id(owner))
-        return calls | results, results
+    # Which functions run a copy.
 
-    def switch_on(self) -> bool:
-        for patterns in self._wanted.values():  # their variables count from the start
-            for code in codes_of(patterns[0].tap.site.module):
-                self._known(code)
-        return super().switch_on()
+    def _meet_owners(self) -> None:
+        """The functions that are known before anything runs."""
+        patterns, kinds = self.patterns, set()
+        for wanted in patterns.of.values():
+            owner = wanted[0].tap.site.module
+            for name in {name for pattern in wanted for name in pattern.helpers}:
+                self._meet(getattr(type(owner), name, None))
+                self._meet(getattr(nn.functional, name, None))
+            if type(owner) not in kinds or not isinstance(owner, nn.Module) or "forward" in vars(owner):
+                self._meet(getattr(owner, "function", owner))
+                if patterns.of_helpers:
+                    self._meet_properties(type(owner))
+            kinds.add(type(owner))
+        if patterns.probabilities:
+            self._meet(nn.functional.multi_head_attention_forward)
+        if patterns.all_helpers:
+            for kind, module in {type(module): module for ref in self._modules if (module := ref())}.items():
+                if kind not in kinds:
+                    self._meet(module)
 
-    def for_this_thread(self) -> "Inside":
-        """The same for another thread: what it keeps of the last operation is its own."""
-        twin = copy.copy(self)
-        twin._thread = threading.get_ident()
-        twin._is_twin = True
-        twin._pause = twin._traced = None
-        twin._set_alert()
-        return twin
+    def _meet_properties(self, kind: type) -> None:
+        for member in (member for cls in kind.__mro__ if cls is not nn.Module for member in vars(cls).values()):
+            if isinstance(member, property):
+                self._meet(member.fget)
+                self._meet(member.fset)
 
-    def is_on(self) -> bool:
-        stack = torch.overrides._get_current_function_mode_stack()
-        return any(isinstance(mode, Inside) and mode._frames is self._frames for mode in stack)
+    def _meet(self, thing: Any, method: str = "") -> None:
+        """Something may be called: have the functions that run then tell what is wanted of them."""
+        for function in functions_of(thing, method):
+            known = self._met.get(id(function))
+            if known is not None and known() is function:
+                continue
+            self._met[id(function)] = weakref.ref(function)
+            code = original(function.__code__)
+            if not is_followed(code.co_filename):
+                continue
+            if is_own_function(function) and code.co_name not in self.patterns.helpers:
+                continue
+            if any(map(self.patterns.want, codes_in(code))):
+                ask(function, self, self.patterns.want)
 
-    # What an operation made.
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        frame: Any = _frame(1)
-        if frame.f_trace is self._mark and frame.f_lasti in self._quiet:  # at the least cost
-            self._row += 1
-            if self._row == self._patience:
-                self._begin_pause(frame)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if self._traced is not None:
-            if (traced := marked(self._traced)) is not None:
-                let_go(traced)
-            self._traced = None
-        here = self._here.get(id(frame.f_code)) or self._known(frame.f_code)
-        if frame.f_lasti in here.skip and not self._alert and not here.watch:
-            self._rest(frame, here, here.skip)
-            return func(*args, **kwargs) if kwargs else func(*args)
+    def follow(self, callee: Any, method: str, argument: Any) -> None:
+        """Something is about to be called, maybe with a function as its first argument."""
         self._moment.over()
-        iterates, asked = False, frame
-        if busy and self._is_hidden():  # what a change or an observer computes is not the model's
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if here.spots is None:
-            iterates = frame.f_code.co_name == "__iter__"
-            frame = asker(frame)
-            if frame.f_trace is self._mark and frame.f_lasti in self._quiet:
-                return func(*args, **kwargs) if kwargs else func(*args)
-            here = self._known(frame.f_code)
-        if here.spots is None:  # torch's own doings, or ours
-            return func(*args, **kwargs) if kwargs else func(*args)
-        here.ran = True
-        spot = self._spot(here, frame.f_lasti)
-        if not self._alert and not self._opened and self._is_idle(frame, here, spot):
-            out = func(*args, **kwargs) if kwargs else func(*args)
-            if here.unproven and holds_tensors(out):
-                self._prove(here, here.spots[frame.f_lasti].offset)
-            return out
-        if self._alert or here.watch:
-            self._notice(frame, here, writes(func))
-        if self._probabilities and func is attention:
-            self._compute_beside(frame, here, args, kwargs or {})
-        if self._opened and operation(func) in self._opened and is_functional(func.__name__, func):
-            with self:
-                out = opened(func)(*args, **(kwargs or {}))
-        else:
-            out = func(*args, **kwargs) if kwargs else func(*args)
-        self._moment.over()
-        if spot is not None and not (spot.is_nameless and here.names is not None and operation(func) not in here.names):
-            taker = None if iterates and not spot.unpacks else spot.taker
-            out = self._came(frame, spot, taker, func, args, kwargs or {}, out)
-            if frame is asked and spot.called is not None:
-                here.spots.proven.add(spot.offset)
-        if here.unproven and holds_tensors(out):
-            self._prove(here, here.spots[frame.f_lasti].offset)
-        if self._hands_up and not iterates and operation(func) not in _NO_VALUES:
-            spot = here.spots[frame.f_lasti]
-            self._note_taker(frame, spot, out)
-            out = self._hand_up(frame, spot, out, _is_among(out, args))
-        self._moment.over()
-        self._settle(frame, here)
-        return out
+        if isinstance(argument, FunctionType | MethodType | partial):
+            self._meet(argument)
+        kind = type(callee)
+        if kind is FunctionType:
+            known = self._met.get(id(callee))
+            if known is None or known() is not callee:
+                self._meet(callee)
+        elif kind is partial or (kind is MethodType and not isinstance(callee.__self__, nn.Module)):
+            self._meet(callee)
+        elif not isinstance(callee, _CALLED_BY_C):
+            key = id(callee.__func__) if kind is MethodType else id(callee) if kind is type else (kind, method)
+            if key not in self._kinds:
+                self._kinds.add(key)
+                self._meet(callee, method)
 
-    def _settle(self, frame: Any, here: Here) -> None:
-        """After an operation: find the places of its frame at which there is nothing to do from here on."""
-        if not self._alert and not here.watch:
-            self._rest(frame, here, here.skip)
-            return
-        self._mark = NO_FRAME
-        if self._shares or here.code.co_flags & SUSPENDS:  # others may assign to what is looked after
-            return
-        where = self._frames.where(frame) if here.watch else NOWHERE
-        if not where.growing:
-            at = where.looked_at
-            self._rest(frame, here, here.quiet.setdefault(at, set()) if where.is_followed else here.skip)
+    def instead_of(self, callee: Any, running: Running, place: Place) -> Any:
+        """What is called in place of something that hides a value."""
+        if callee is attention and self.patterns.probabilities:
+            return partial(self._beside, running, place)
+        if callee is _has_torch_function and place.code in FUSED:
+            return lambda tensors: True
+        return callee
 
-    def _rest(self, frame: Any, here: Here, quiet: set[int]) -> None:
-        """From here on there is nothing to do at some places of a frame, until another runs."""
-        assert here.spots is not None
-        if len(quiet) > 2 or here.spots.loops:  # else it is over before that pays
-            self._mark, self._quiet, self._row, self._patience = mark_of(frame), quiet, 0, here.patience
-        else:
-            self._mark = NO_FRAME
-
-    def _begin_pause(self, frame: Any) -> None:
-        """Nobody wants anything of many operations in a row: have the mode off while it stays so."""
-        lines = None if self._shares or self._opened else self._known(frame.f_code).lines()
-        if lines is None or frame.f_lineno in lines or sys.gettrace() is not None or len(open_sessions()) > 1:
-            return
-        if not self._may_pause or self._may_catch(frame):
-            return
-        self._pause = Pause(self, frame, lines, self._end_pause)
-        self._pause.begin()
-
-    def _may_catch(self, frame: Any) -> bool:
-        """Whether an exception may be caught where something is wanted, before a module is called again."""
-        while frame is not None:
-            here = self._here.get(id(frame.f_code))
-            if frame.f_code.co_exceptiontable and here is not None and (here.names or here.names is None):
-                return True
-            frame = frame.f_back
-        return False
-
-    def _end_pause(self, pause: Pause) -> None:
-        self._pause, self._traced, self._mark = None, pause.mark, NO_FRAME
-        if not pause.was_worth_it:
-            self._known(pause.frame.f_code).patience *= 4
-
-    def _is_idle(self, frame: Any, here: Here, spot: Spot | None) -> bool:
-        """Whether nobody wants what is made at a place, nor what another function makes of it: no such one runs."""
-        assert here.spots is not None
-        place = here.spots[frame.f_lasti]
-        if place.exit is not None and frame.f_back.f_code.co_filename != CALLS:  # else a module returns it
-            return False
-        if place.is_shared and self._shares:
-            return False
-        if spot is None and not here.watch:
-            return True
-        is_new = self._frames.is_new(frame)  # so that nobody has looked at those around it
-        if not self._watches or is_new or self._frames.is_within(frame, self._wanted):
-            return False
-        here.outside.add(frame.f_lasti)
-        self._rest(frame, here, here.outside)
-        return True
-
-    def _came(
-        self, frame: Any, spot: Spot, taker: Taker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Any:
-        """A result: hand it to whoever wants it. Returns what the model goes on with."""
-        name = operation(func)
-        value = args[0] if out is None and name == "setitem" else out
-        if not holds_tensors(value) or name in _NO_VALUES:
-            return out
-        where = self._frames.where(frame)
-        if id(where.owner) not in self._wanted:
-            return out
-        was_given = _is_among(value, args) or (bool(kwargs) and _is_among(value, kwargs.values()))
-        if isinstance(taker, str) or (taker is not None and isinstance(value, tuple | list)):
-            return self._bind(frame, where, spot, taker, value, was_given)
-        if spot.is_statement and was_given and (written := holder(frame, value, spot.written)) is not None:
-            if written in spot.written[:1] and value is args[0] and spot.says_what_it_writes:
-                spot.writes_into = written
-            self._reach(where, written, value, spot, in_place=True)
-            return out
-        new = self._reach(where, name, value, spot, older=was_given)
-        return out if new is None else new
-
-    def _compute_beside(self, frame: Any, here: Here, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _beside(self, running: Running, place: Place, *args: Any, **kwargs: Any) -> Any:
         """What a fused kernel does not give, for those who ask for it."""
-        where = self._frames.where(frame)
-        if id(where.owner) in self._wanted and here.spots is not None:
-            inside, spot = where.within("scaled_dot_product_attention"), here.spots[frame.f_lasti]
-            self._reach(inside, _PROBABILITIES, lambda: probabilities(*args, **kwargs), spot, beside=True)
+        where = running.where
+        if id(where.owner) in self.patterns.of:
+            where = where._replace(prefix=f"{where.prefix}/{attention.__name__}")
+            self._reach(where, PROBABILITIES, lambda: probabilities(*args, **kwargs), place, beside=True)
+        return attention(*args, **kwargs)
 
-    def _bind(self, frame: Any, where: Where, spot: Spot, taker: Taker, value: Any, older: bool) -> Any:
-        """A value that a variable takes, or several take the parts of. Returns what the model goes on with."""
-        if isinstance(taker, str):
-            here = self._known(spot.code)
-            if (here.names is not None and taker not in here.names) or not holds_tensors(value):
-                return value
-            new = self._reach(where, taker, value, spot, older=older)
-            if new is not None:
-                for outer in self._outer():
-                    outer._frames.where(frame).held.exchange(taker, value, new)
-                value = new
-            if taker in here.watch:
-                is_final = len(open_sessions()) < 2 and not self._may_change
-                where.held.expect(taker, value, spot.offset, is_final)
-            return value
-        parts = taker.of(value) if taker is not None and isinstance(value, tuple | list) else None
-        if taker is None or parts is None:
-            return value
-        new_parts = [self._bind(frame, where, spot, part, x, older) for part, x in zip(taker, parts, strict=True)]
-        is_same = all(a is b for a, b in zip(new_parts, parts, strict=True))
-        return value if is_same else taker.together(value, new_parts)
+    # What they tell.
 
-    def _hand_up(self, frame: Any, spot: Spot, value: Any, older: bool) -> Any:
-        """A result that a function returns, to be taken by a variable of the caller, or of the caller's caller."""
-        way = spot.exit
-        while way is not None and holds_tensors(value):
-            code, frame = frame.f_code, frame.f_back
-            here = self._known(frame.f_code)
-            if here.spots is None or code.co_flags & SUSPENDS:
-                break
-            spot = here.spots[frame.f_lasti]
-            self._note_taker(frame, spot, value)
-            is_wanted = here.names is None or not here.names.isdisjoint(spot.variables)
-            if (not is_wanted and spot.exit is None) or not is_call_of(frame, spot.called, code):
-                break
-            if is_wanted:
-                where = self._frames.where(frame)
-                if id(where.owner) in self._wanted and not is_wrapper(frame.f_code, where):
-                    if here.watch:
-                        self._look_at_variables(frame, here)
-                    value = self._bind(frame, where, spot, way.of(spot.taker), value, older)
-            way = way.then(spot.exit)
-        return value
-
-    def _note_taker(self, frame: Any, spot: Spot, value: Any) -> None:
-        """A value that goes to an attribute, or a variable of an enclosing function, which somebody may look after."""
-        if spot.is_shared:
-            for name in spot.variables:
-                self._take(frame, self._frames.where(frame), name, value)
-
-    # What no operation made.
-
-    def bound(self, module: nn.Module, output: Any) -> Any:
-        """A module's output, which a variable may take. Returns what the model goes on with, or None."""
-        if (busy or threading.get_ident() != self._thread) and self._is_elsewhere():
+    def begin(self, frame: Any, place: Place, me: nn.Module | None) -> Running | None:
+        """A function begins that belongs to a call of the model; None if it does not."""
+        patterns = self.patterns
+        if not self._times_on or (me is not None and not patterns.of_helpers and id(me) not in patterns.of):
             return None
-        if (calls := self._active.pop(id(module), 0)) > 1:
-            self._active[id(module)] = calls - 1
-        elif calls:
-            self._set_alert()
-        if type(output) in RUN_LATER:
-            self._frames.returned(output, _frame(2))
-        self._moment.over()
-        self._look_back(_frame(2))
-        frame = _caller(_frame(2))
-        here = self._known(frame.f_code)
-        if here.spots is None or frame.f_lasti in here.skip or not holds_tensors(output):
+        want = patterns.want(place.code)
+        where = self.calls.locate(frame, me) if want else NOWHERE
+        if where.owner is None:
             return None
-        spot = self._spot(here, frame.f_lasti)
-        new = output
-        self._may_change = not isinstance(next(reversed(module._forward_hooks.values()), None), Bound)
-        if spot is not None and spot.taker is not None:
-            where = self._frames.where(frame)
-            if id(where.owner) in self._wanted:  # the module may have only handed it on
-                new = self._bind(frame, where, spot, spot.taker, new, older=True)
-        if self._hands_up:
-            self._note_taker(frame, here.spots[frame.f_lasti], new)
-            new = self._hand_up(frame, here.spots[frame.f_lasti], new, older=True)
-        self._may_change = False
-        self._moment.over()
-        return None if new is output else new
+        self._ran.add(id(place.code))
+        if id(where.owner) not in patterns.of or _is_wrapper(place, where):
+            want = Want(follow=want.follow)
+        return Running(self, want, where)
 
-    def before(self, module: nn.Module) -> None:
-        """A module is about to be called, and may write into what it is given."""
-        if self._pause is not None:  # an error has ended the tracing
-            self._pause.end()
-        if (busy or threading.get_ident() != self._thread) and self._is_elsewhere():
-            if not self._is_hidden():
-                self._pass_by(module)
-            return
-        self._called.add(id(module))
-        self._come_last(module)
-        if id(module) in self._wanted:
-            if not self._active:
-                self._taken.clear()
-            self._frames.called(module, _frame(2))
-            self._active[id(module)] = self._active.get(id(module), 0) + 1
-            self._set_alert()
-            if names := self._own_attributes(module):
-                self._attributes[id(module)] = attributes(module, names)
-        if not self._watches and not self._hands_up:
-            return
-        frame = _caller(_frame(2))
-        here = self._known(frame.f_code)
-        if (self._alert or here.watch) and here.spots is not None and not self._is_settled(frame, here):
-            self._moment.over()
-            self._notice(frame, here, False)
-            self._moment.over()
-
-    def _pass_by(self, module: nn.Module) -> None:
-        """A call in another thread: nothing is seen inside, but it counts if it does for the module itself."""
-        scope = next(iter(self._wanted.values()))[0].tap.scope
-        if graph_task() == scope.task:
+    def begins_elsewhere(self, place: Place, me: Any) -> None:
+        """A function begins in a thread in which the session is not."""
+        if threading.get_ident() != self._thread and id(me) in self.patterns.of and graph_task() == self.scope.task:
             self.was_elsewhere = True
-            if id(module) in self._wanted and scope in open_sessions():
-                self._frames.new_call(module)
 
-    def _come_last(self, module: nn.Module) -> None:
-        """Have the user's hooks run first, also those that are newer than ours: a variable takes what they give."""
-        hooks = module._forward_hooks
-        if hooks and not isinstance(next(reversed(hooks.values())), Hook):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, Bound)]:
-                hooks.move_to_end(key)  # type: ignore[attr-defined]
-
-    def _own_attributes(self, module: nn.Module) -> list[str]:
-        """The attributes of a module that are looked after in its forward, as they are written there: `self.h`."""
-        if not self._any_name:
-            return [pattern.last for pattern in self._wanted[id(module)] if "." in pattern.last]
-        return [
-            name
-            for code in codes_of(module)
-            for name in spots(code).rebound
-            if name.startswith(tuple(f"{first}." for first in code.co_varnames[:1]))
-        ]
-
-    def _is_elsewhere(self) -> bool:
-        return self._is_hidden() or (threading.get_ident() != self._thread and not self.is_on())
-
-    def finish(self, failed: bool) -> None:
-        """Before the session ends: see to the functions that have, unless an exception ended them."""
-        try:
-            if not failed:
-                self._look_back(_frame(1))
-        finally:
-            self._running.clear()
-            self._attributes.clear()
+    def came(self, running: Running, place: Place, name: str, value: Any, **how: bool) -> Any:
+        """A value of a function that runs. Returns what the model goes on with, or None."""
+        if not self._times_on:
+            return None
+        if not (place.handed_on and self.patterns.of_helpers):  # else what is called since is known of
             self._moment.over()
-            self._mark = NO_FRAME
-            if self._pause is not None:
-                self._pause.end()
-            self._traced = None
+        return self._reach(running.where, name, value, place, **how)
+
+    def _reach(self, where: Where, name: str, value: Any, place: Place, **how: bool) -> Any:
+        """Hand a value to the taps of its address. Returns what takes its place, or None."""
+        base = f"{where.prefix}/{name}"
+        counts = where.call.counts
+        number = counts.get(base, 0)
+        counts[base] = number + 1
+        key = (id(where.owner), base, number)
+        taps = self._taps.get(key)
+        if taps is None:
+            taps = self._taps[key] = self._make(where, base, number, place)
+        if not taps:
+            return None
+        token = now.set(())  # what a change or an observer computes is not the model's
+        try:
+            with no_function_mode():
+                return _hand_to(taps, where.call.number, value, place, **how)
+        finally:
+            now.reset(token)
+
+    def _make(self, where: Where, base: str, number: int, place: Place) -> "list[InnerTap]":
+        """The taps of one address, when it is first met."""
+        taps = []
+        for pattern in self.patterns.of.get(id(where.owner), ()):
+            if pattern.means(base, number):
+                asked = pattern.tap.site
+                inner = f"{base}#{number}" if number else base
+                site = Site(asked.address._replace(inner=inner), where.owner, "inner", asked.wide)
+                site.spot = place
+                taps.append(pattern.tap.new_value(site))
+                if (session := self._session()) is not None:
+                    session.add(taps[-1])
+        if number == 1:  # so the first has a number too
+            for tap in self._taps.get((id(where.owner), base, 0), ()):
+                tap.site.address = tap.site.address._replace(inner=f"{base}#0")
+        return taps
 
     def why_silent(self, site: Site) -> str:
         """Why nothing came to an address; empty if the forward never ran."""
@@ -456,54 +253,76 @@ class Inside(Variables):
         if any(key[:2] == (id(owner), name) for key in self._taps) and number is not None:
             return f"it was not assigned {number + 1 if number >= 0 else -number} times within one call"
         *helpers, last = name.split("/")[1:]
-        codes = codes_of(owner)
-        if (
-            not any(self._here[id(code)].ran for code in codes if id(code) in self._here)
-            and id(owner) not in self._called
-        ):
+        codes = [code for code in codes_of(owner) if id(code) in self._ran]
+        if not codes:
             if self.was_elsewhere:
-                return "it ran in another thread, and a function mode sees only the one that entered the block"
+                return "it ran in another thread, and a session sees the one that entered the block"
             return "" if isinstance(owner, nn.Module) else "it was not called inside this session"
         if helpers and "*" not in helpers[-1]:
-            codes = [here.code for here in self._here.values() if here.code.co_name == helpers[-1]]
+            codes = self._helpers_that_ran(helpers[-1])
             if not codes:
                 return f"no function {helpers[-1]} ran in it; see sites(model, *inputs)"
-        names = sorted({name for code in codes for name in spots(code).variables})
-        if last in names:
-            return "no tensor came to it: that line did not run, or it holds something else"
-        near = close_matches(last, names)
-        hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
-        return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
+        return _why_not_assigned(last, codes)
+
+    def _helpers_that_ran(self, name: str) -> list[CodeType]:
+        met = (function for ref in self._met.values() if (function := ref()) is not None)
+        every = (code for function in met for code in codes_in(original(function.__code__)))
+        return [code for code in every if code.co_name == name and id(code) in self._ran]
 
 
-def _caller(frame: Any) -> Any:
-    """The frame that called a module, from a frame inside that call; not a `__call__` that only hands it on."""
-    while frame.f_code.co_filename == CALLS or (
-        frame.f_code.co_name == "__call__" and spots(frame.f_code)[frame.f_lasti].exit == Exit() and runs_module(frame)
-    ):
-        frame = frame.f_back
-    return frame
+def _why_not_assigned(name: str, codes: list[CodeType]) -> str:
+    """Why no value of that name came from some functions that ran."""
+    names = sorted({variable for code in codes for variable in (*code.co_varnames, *code.co_cellvars)})
+    if name in names:
+        return "no tensor came to it: that line did not run, or it holds something else"
+    near = close_matches(name, names)
+    hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
+    return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
 
 
-def _is_among(value: Any, others: Iterable[Any]) -> bool:
-    return id(value) in map(id, others)
+def _is_wrapper(place: Place, where: Where) -> bool:
+    """Whether a function stands for a forward, as a decorator's does, and is not itself one."""
+    if where.prefix or place.code.co_name == "forward" or place.code.co_name in COMPREHENSIONS:
+        return False
+    return place.code not in codes_of(where.owner)
 
 
-class Bound(Hook):
-    """The hook after a module's call: a variable may take its output."""
+def _hand_to(
+    taps: "list[InnerTap]",
+    call: int,
+    value: Any,
+    place: Place,
+    older: bool = False,
+    beside: bool = False,
+    in_place: bool = False,
+) -> Any:
+    """Have some taps look at a value of one call, or change it. Returns what takes its place, or None.
 
-    def __init__(self, inside: Inside) -> None:
-        self.inside = inside
+    `older`: it may have been there before. `beside`: it is computed for us alone. `in_place`: it was written into a
+    tensor, and nobody takes it.
+    """
+    value = value() if beside else value
+    changed = None
+    for tap in taps:
+        is_grad = tap.site.address.grad
+        tap.calls = call
+        if beside and (tap.changes or is_grad):
+            if may_cover(tap.site.address.call, call):
+                _refuse(tap)
+        elif in_place and tap.changes:
+            new = tap(None, (), value if is_grad else value.clone())
+            if new is not None:
+                value.copy_(new)
+        else:
+            tap.older = older
+            new = tap(None, (), value if changed is None else changed)
+            changed = changed if new is None else new
+        if beside:
+            tap.note = "computed beside the fused kernel, from its own arguments: a second attention in time and memory"
+    return changed
 
-    def __call__(self, module: nn.Module, args: object, output: Any) -> Any:
-        return self.inside.bound(module, output)
 
-
-class Calling(Hook):
-    """The hook before a module's call."""
-
-    def __init__(self, inside: Inside) -> None:
-        self.inside = inside
-
-    def __call__(self, module: nn.Module, args: object) -> None:
-        self.inside.before(module)
+def _refuse(tap: "InnerTap") -> None:
+    tap.missed = "it is computed beside the fused kernel, which does not use it: it can be looked at, and no more"
+    if tap.changes and not tap.site.wide:
+        raise EditError(f"{tap.site} cannot be edited: {tap.missed}")

@@ -1,4 +1,4 @@
-"""Torch's functions as a function mode meets them: their names, and the insides of those that hide something."""
+"""Torch's functions as they are called in code: their names, and what a fused kernel hides."""
 
 import functools
 import types
@@ -9,47 +9,64 @@ import torch.nn.functional as F
 from torch import Tensor
 
 attention = F.scaled_dot_product_attention
-_names: dict[Any, str] = {}
-
-
-def operation(func: Any) -> str:
-    """What an operation is called: `add`, `softmax`, `T`."""
-    name = _names.get(func)
-    if name is None:
-        name = str(getattr(func, "__name__", type(func).__name__))
-        if name == "__get__":  # of an attribute such as .T
-            name = str(getattr(func.__self__, "__name__", name))
-        _names[func] = name = name.strip("_") if name.startswith("__") else name.lstrip("_")
-    return name
-
-
-def writes(func: Any) -> bool:
-    """Whether an operation writes into a tensor, as far as its name says so."""
-    name = operation(func)
-    return name[-1:] == "_" or name == "setitem"
-
-
+# These make no value of the model's.
+NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
+_TORCH = torch.__file__.rpartition("/")[0] + "/"
+_SOURCES = tuple(
+    _TORCH + name for name in ("nn/functional.py", "functional.py", "_tensor.py", "_jit_internal.py", "special")
+)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 _SPACES = (Tensor, torch, F, *(vars(torch._C).get(f"_{name}") for name in ("linalg", "special", "fft", "nn", "sparse")))
 
 
-def is_operation(name: str) -> bool:
-    """Whether something of torch's is called so."""
-    return any(hasattr(space, name) for space in _SPACES) or hasattr(Tensor, f"__{name}__")
+def name_of(function: Any) -> str:
+    """What an operation is called: `add`, `softmax`."""
+    return _plain(str(getattr(function, "__name__", type(function).__name__)))
 
 
-def is_functional(name: str, func: Any = None) -> bool:
-    """Whether it is a function of torch.nn.functional that is written in Python: that very one, if it is given."""
-    found = getattr(F, name, None)
-    return isinstance(found, types.FunctionType) and found.__closure__ is None and func in (None, found)
+def _plain(name: str) -> str:
+    return name.strip("_") if name.startswith("__") else name.lstrip("_")
+
+
+def called_operation(callee: Any, method: str) -> str | None:
+    """The name of the operation that is called; None if it is none. `callee` may be the tensor whose method it is."""
+    if callee is abs:
+        return "abs"
+    name = _plain(method) if isinstance(callee, Tensor) else _operation(callee)
+    return None if name is None or name in NO_VALUES else name
+
+
+@functools.lru_cache(maxsize=1000)
+def _builtin(callee: Any) -> bool:
+    owner = getattr(callee, "__objclass__", None) or getattr(callee, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return False
+    names = (getattr(callee, "__module__", None), getattr(owner, "__module__", None), getattr(owner, "__name__", None))
+    return any(str(name).partition(".")[0] == "torch" for name in names)
+
+
+def _operation(callee: Any) -> str | None:
+    if isinstance(callee, types.MethodType):
+        callee = callee.__func__
+    if isinstance(callee, _BUILTIN):
+        owner = getattr(callee, "__self__", None)
+        is_torch = isinstance(owner, Tensor) or _builtin(callee)
+    elif isinstance(callee, types.FunctionType):
+        is_torch = is_own_function(callee)
+    else:
+        is_torch = isinstance(callee, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return name_of(callee) if is_torch else None
+
+
+def is_own_function(function: types.FunctionType) -> bool:
+    """Whether it is an operation that torch has written in Python."""
+    return function.__code__.co_filename.startswith(_SOURCES)
 
 
 @functools.cache
-def opened(func: Any) -> Any:
-    """The same function of torch.nn.functional, which does not ask whether a mode wants to do its work."""
-    never = dict.fromkeys((n for n in func.__globals__ if n.startswith("has_torch_function")), lambda *args: False)
-    twin = types.FunctionType(func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__)
-    twin.__kwdefaults__ = func.__kwdefaults__
-    return twin
+def is_operation(name: str) -> bool:
+    """Whether something of torch's is called so."""
+    return any(hasattr(space, name) for space in _SPACES) or hasattr(Tensor, f"__{name}__")
 
 
 def probabilities(

@@ -18,6 +18,7 @@ from tenterhook.hooks.gradients import LONG_AGO
 from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.tap import Action, Tap
+from tenterhook.inside import told as told  # what the copies call
 from tenterhook.inside.engine import Inside
 
 if TYPE_CHECKING:

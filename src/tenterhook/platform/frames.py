@@ -63,12 +63,6 @@ def keywords_of_call(frame: FrameType) -> dict[str, Any]:
         return {}
 
 
-def let_go(frame: Any) -> None:
-    """Drop the f_locals snapshot of a function that was traced, so that its variables are freed on time."""
-    if LOCALS_ARE_COPIED:
-        empty_snapshot(frame, frame.f_locals)
-
-
 def empty_snapshot(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
     if not LOCALS_ARE_COPIED or not frame.f_code.co_flags & 1 or sys.gettrace() is not None:

@@ -25,6 +25,7 @@ function_modes = torch._C._len_torch_function_stack
 without_function_modes = torch._C.DisableTorchFunction
 without_subclasses = torch._C.DisableTorchFunctionSubclass  # what they do to operations
 push_function_mode = torch._C._push_on_torch_function_stack
+_NOTHING = nullcontext()
 
 
 def function_mode_is_on(mode: Any) -> bool:
@@ -42,6 +43,21 @@ def remove_function_mode(mode: Any) -> None:
         above.append(top)
     for other in reversed(above):
         push_function_mode(other)
+
+
+def no_function_mode() -> AbstractContextManager[None]:
+    """What is computed within is not shown to any function mode; tensors of subclasses stay such."""
+    return _without_any() if function_modes() else _NOTHING
+
+
+@contextmanager
+def _without_any() -> Iterator[None]:
+    modes = [torch._C._pop_torch_function_stack() for _ in range(function_modes())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            push_function_mode(mode)
 
 
 def any_mode() -> bool:

@@ -1,0 +1,122 @@
+"""What is done at each kind of place, when the copy of a function calls."""
+
+import sys
+from collections import UserDict
+from typing import Any
+
+from torch import Tensor, nn
+
+from tenterhook.inside import engine
+from tenterhook.inside.calls import Here, enter
+from tenterhook.inside.dispatch import Place, acts
+from tenterhook.inside.instrument import CALLED, HERE
+from tenterhook.inside.operation import called_operation
+from tenterhook.inside.variables import PLAIN, holder, holds_tensors, look_up
+
+_frame = sys._getframe  # of the function itself: two above what the dispatcher calls
+
+
+def begin(place: Place, me: Any, here: object, extra: object) -> Here | None:
+    """The function begins. Returns what it hands to us from then on."""
+    engines = engine.now.get()
+    me = me if isinstance(me, nn.Module) else None
+    for one in engine.anywhere:
+        if one not in engines:
+            one.begins_elsewhere(place, me)
+    frame = _frame(2)
+    found = [running for one in engines if (running := one.begin(frame, place, me)) is not None]
+    return enter(frame, found) if found else None
+
+
+def stored(place: Place, value: Any, here: Here, extra: object) -> Any:
+    """A variable or attribute is about to be assigned."""
+    if type(value) in PLAIN or not holds_tensors(value):
+        return value
+    name = place.name
+    for running in here:
+        if running.want.has(name):
+            if not isinstance(value, Tensor):
+                running.containers.add((name, id(value)))
+            new = running.engine.came(running, place, name, value, older=place.older)
+            value = value if new is None else new
+    return value
+
+
+def wrote(place: Place, nothing: None, here: Here, extra: object) -> None:
+    """Something was assigned to an item of a variable."""
+    value = look_up(_frame(2), place.name)
+    if isinstance(value, Tensor):
+        _tell_written(place, place.name, value, here)
+    elif place.fills:
+        _filled(place, value, here)
+
+
+def made(place: Place, value: Any, here: Here, container: Any) -> Any:
+    """An operator has a result that no variable takes; `container`: what it is an item or attribute of."""
+    if isinstance(value, Tensor) and (container is None or isinstance(container, Tensor)):
+        return _hand_on(place, place.name, value, here)
+    return value
+
+
+def called(place: Place, value: Any, here: Here, callee: Any) -> Any:
+    """A call has a result that no variable takes."""
+    if value is None and place.fills:
+        _filled(place, look_up(_frame(2), place.fills), here)
+    if type(value) in PLAIN or not holds_tensors(value):
+        return value
+    name = called_operation(callee, place.name)
+    if name is None:
+        return value
+    if place.is_statement and isinstance(value, Tensor):
+        written = holder(_frame(2), value, place.written)
+        if written is not None and (written in place.written or name.endswith("_")):
+            _tell_written(place, written, value, here)
+            return value
+    return _hand_on(place, name, value, here)
+
+
+def follow(place: Place, callee: Any, here: Here, argument: Any) -> Any:
+    """Something is about to be called. Returns what is called."""
+    for running in here:
+        if running.want.follow:
+            running.engine.follow(callee, place.name, argument)
+            callee = running.engine.instead_of(callee, running, place)
+    return callee
+
+
+def looked(place: Place, value: Any, here: object, extra: object) -> Any:
+    """What `locals` and the like return does not show our variables."""
+    if isinstance(value, dict):
+        for name in (HERE, CALLED):
+            value.pop(name, None)
+    elif isinstance(value, list):
+        value[:] = [name for name in value if name not in (HERE, CALLED)]
+    return value
+
+
+def _hand_on(place: Place, name: str, value: Any, here: Here) -> Any:
+    for running in here:
+        if running.want.operations and running.want.has(name):
+            new = running.engine.came(running, place, name, value, older=place.older)
+            value = value if new is None else new
+    return value
+
+
+def _filled(place: Place, value: Any, here: Here) -> None:
+    """Something was added to a list or the like: tell of it when it holds its first tensor."""
+    if not isinstance(value, list | dict | UserDict) or not holds_tensors(value):
+        return
+    name = place.fills
+    for running in here:
+        if running.want.has(name) and (name, id(value)) not in running.containers:
+            running.containers.add((name, id(value)))
+            running.engine.came(running, place, name, value, older=True)
+
+
+def _tell_written(place: Place, name: str, value: Tensor, here: Here) -> None:
+    for running in here:
+        if running.want.has(name):
+            running.engine.came(running, place, name, value, in_place=True)
+
+
+acts.update(begin=begin, stored=stored, wrote=wrote, made=made, called=called, follow=follow, looked=looked)
