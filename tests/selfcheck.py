@@ -49,6 +49,7 @@ def act(**others):
     """What is done at each kind of place."""
     dispatch.acts.update(dict.fromkeys(("begin", "stored", "wrote", "made", "called", "follow"), keep), looked=looked)
     dispatch.acts.update(others)
+    dispatch.install()
 
 
 def roundtrip():

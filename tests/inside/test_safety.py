@@ -278,7 +278,13 @@ def test_dynamo_does_not_trace_the_dispatcher():
     assert Want() | Want(frozenset("a")) == Want(frozenset("a")) and not Want()
 
 
-def test_compiled_code_runs_eagerly_inside_and_compiled_after(monkeypatch):
+@pytest.fixture
+def fresh_compiler():
+    yield
+    torch._dynamo.reset()  # else reports say that something was compiled
+
+
+def test_compiled_code_runs_eagerly_inside_and_compiled_after(fresh_compiler):
     class Plain(nn.Module):
         def forward(self, x):
             y = x + 2

@@ -1,8 +1,9 @@
-import dis
+"""What the instructions of a function do with the values on its stack."""
 
 import pytest
 
-from tenterhook.platform.bytecode import Exit, Parts, Steps
+from tenterhook.platform.assembler import Assembly
+from tenterhook.platform.bytecode import Flow, effect, loads
 
 WHAT = "the instructions of this Python are others than those that are known; see platform/bytecode.py"
 
@@ -10,11 +11,6 @@ WHAT = "the instructions of this Python are others than those that are known; se
 def a_name(f):
     a = f()
     return a
-
-
-def two_names(f):
-    a, b = f(), 1
-    return [a, b]
 
 
 def unpacked(f):
@@ -30,44 +26,47 @@ def handed_on(f):
     return f()
 
 
-def one_of_two(f):
-    return f(), 1
+def a_branch(f):
+    return f() if f else 1
 
 
-def steps_after_first_call(function):
-    steps = Steps(function.__code__)
-    i = next(i for i, step in enumerate(steps) if step.op.startswith("CALL"))
-    return steps, i + 1
+def a_loop(f):
+    return [x for x in f() if x]
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [(a_name, "a"), (two_names, "a"), (unpacked, ("a", ("b", "c"))), (an_attribute, "f.h"), (handed_on, None)],
-)
-def test_which_variable_takes_what_a_call_returns(function, expected):
-    steps, i = steps_after_first_call(function)
-    taker = steps.taker(i, 0)
-    assert taker == expected, WHAT
-    if isinstance(taker, Parts):
-        assert taker[1].rest == 1, WHAT
+def written_into(f):
+    f.a.add_(1)
+
+
+def flow_and_first_call(function):
+    flow = Flow(Assembly(function.__code__, split=True))
+    return flow, next(i for i, one in enumerate(flow.code) if one.name.startswith("CALL"))
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
-    [(handed_on, Exit()), (a_name, Exit()), (one_of_two, Exit(0, 2)), (an_attribute, None)],
+    ("function", "expected"), [(a_name, True), (unpacked, True), (an_attribute, True), (handed_on, False)]
 )
-def test_what_goes_to_the_caller(function, expected):
-    steps, i = steps_after_first_call(function)
-    assert steps.exit(i) == expected, WHAT
+def test_whether_a_variable_takes_what_a_call_returns(function, expected):
+    flow, call = flow_and_first_call(function)
+    assert (call in flow.stored) == expected, WHAT
 
 
-@pytest.mark.parametrize("function", [a_name, two_names, unpacked, an_attribute, handed_on, one_of_two])
-def test_the_stack_is_empty_where_a_function_ends(function):
-    steps = Steps(function.__code__)
-    offsets = {one.offset for one in dis.get_instructions(function)}
-    assert {step.offset for step in steps} <= offsets, WHAT
-    depth = 0
-    for step in steps:
-        depth += step.gives - step.takes
-        assert depth >= 0, f"{WHAT}: {step}"
-    assert depth == 0, WHAT
+def test_what_is_called_stored_and_written_into_is_known_by_its_name():
+    flow, call = flow_and_first_call(an_attribute)
+    assert flow.path(flow.callee(call)) == "f", WHAT
+    store = next(i for i, one in enumerate(flow.code) if one.name == "STORE_ATTR")
+    assert flow.attribute(store) == "f.h" and flow.operands[store][0] == {call}, WHAT
+    flow, call = flow_and_first_call(written_into)
+    assert flow.method(call) == "add_" and flow.written(call) == ["f.a"], WHAT
+
+
+@pytest.mark.parametrize("function", [a_name, unpacked, an_attribute, handed_on, a_branch, a_loop, written_into])
+def test_every_value_on_the_stack_has_a_maker(function):
+    flow, _ = flow_and_first_call(function)
+    returns = [i for i, one in enumerate(flow.code) if one.name == "RETURN_VALUE"]
+    assert all(len(flow.operands[i]) == effect(flow.code[i])[0] for i in range(len(flow.code))), WHAT
+    assert returns and all(flow.operands[i][0] for i in returns), WHAT
+
+
+def test_loads_are_told_in_words():
+    assert ("LOAD_FAST", "f") in list(loads(Assembly(a_name.__code__, split=True))), WHAT

@@ -1,6 +1,6 @@
 from torch import nn
 
-from tenterhook.platform.layers import BatchNorm, Dropout, Loss
+from tenterhook.platform.layers import BatchNorm, Dropout, Loss, no_forward
 
 
 def test_the_base_classes_are_those_of_all_layers_of_their_kind():
@@ -11,6 +11,11 @@ def test_the_base_classes_are_those_of_all_layers_of_their_kind():
     assert all(issubclass(one, Dropout) for one in drops), "torch's _DropoutNd is no base of every dropout now"
     losses = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss, nn.NLLLoss, nn.L1Loss, nn.KLDivLoss)
     assert all(issubclass(one, Loss) for one in losses), "torch's _Loss is no base of every loss now"
+
+
+def test_a_module_without_a_forward_has_torch_s():
+    assert nn.Module.forward is no_forward, "a module without a forward has another one now"
+    assert nn.ModuleList.forward is no_forward
 
 
 def test_they_have_what_is_read_of_them():

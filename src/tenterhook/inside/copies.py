@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import CodeType, FunctionType
 
-from tenterhook.inside.dispatch import Place, can_reach, forget, register
+from tenterhook.inside.dispatch import Place, can_reach, forget, install, register
 from tenterhook.inside.instrument import Want, codes_in, instrument
 
 MOST = 2000  # copies that are kept, whether they run or not
@@ -42,6 +42,7 @@ class _Function:
 
 def ask(function: FunctionType, key: object, wants: Wants) -> bool:
     """Have a function tell what is wanted of it; False where it cannot."""
+    install()
     if not can_reach(function):
         return False
     with _lock:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+from tenterhook.platform.untraced import never_trace
+
 NAME = "__tenterhook__"
 Act = Callable[["Place", Any, Any, Any], Any]
 acts: dict[str, Act] = {}  # by the kind of a place: what is done there
@@ -69,8 +71,12 @@ def tell(value: Any, number: int, here: Any, extra: Any) -> Any:
     return value if place is None else place.act(place, value, here, extra)
 
 
-tell._torchdynamo_disable = True  # type: ignore[attr-defined]
-setattr(builtins, NAME, tell)
+never_trace(tell)
+
+
+def install() -> None:
+    """Make it a builtin, before the first copy runs. It stays: a generator may outlive the session that changed it."""
+    setattr(builtins, NAME, tell)
 
 
 def can_reach(function: FunctionType) -> bool:

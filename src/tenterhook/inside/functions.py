@@ -13,6 +13,7 @@ from torch import nn
 
 from tenterhook.inside.copies import original
 from tenterhook.platform.bytecode import COMPREHENSIONS
+from tenterhook.platform.layers import no_forward
 
 _OURS = str(Path(__file__).parents[1] / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
@@ -20,7 +21,6 @@ _PLUMBING = "utils overrides _dynamo _jit_internal _tensor _ops _library autogra
 _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
 _STDLIB, _SITE = str(Path(functools.__file__).parent), str(Path(torch.__file__).parents[1])
-_NO_FORWARD = nn.modules.module._forward_unimplemented
 
 
 @lru_cache(maxsize=4096)
@@ -93,7 +93,7 @@ def _in_cells(function: FunctionType) -> Iterator[Any]:
 def _forwards(module: nn.Module) -> Iterator[Any]:
     """The forward of a module, and its parents'."""
     every = (vars(module).get("forward"), *(vars(cls).get("forward") for cls in type(module).__mro__))
-    return (one for one in every if one is not None and one is not _NO_FORWARD)
+    return (one for one in every if one is not None and one is not no_forward)
 
 
 def codes_of(owner: Any) -> list[CodeType]:

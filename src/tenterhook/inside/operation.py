@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tenterhook.platform.operations import OVERLOADS, SPACES
+
 attention = F.scaled_dot_product_attention
 # These make no value of the model's.
 NO_VALUES = {"grad", "data", "requires_grad_", "detach_", "retain_grad", "backward", "register_hook", "share_memory_"}
@@ -16,7 +18,6 @@ _SOURCES = tuple(
     _TORCH + name for name in ("nn/functional.py", "functional.py", "_tensor.py", "_jit_internal.py", "special")
 )
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
-_SPACES = (Tensor, torch, F, *(vars(torch._C).get(f"_{name}") for name in ("linalg", "special", "fft", "nn", "sparse")))
 
 
 def name_of(function: Any) -> str:
@@ -54,7 +55,7 @@ def _operation(callee: Any) -> str | None:
     elif isinstance(callee, types.FunctionType):
         is_torch = is_own_function(callee)
     else:
-        is_torch = isinstance(callee, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        is_torch = isinstance(callee, OVERLOADS)
     return name_of(callee) if is_torch else None
 
 
@@ -66,7 +67,7 @@ def is_own_function(function: types.FunctionType) -> bool:
 @functools.cache
 def is_operation(name: str) -> bool:
     """Whether something of torch's is called so."""
-    return any(hasattr(space, name) for space in _SPACES) or hasattr(Tensor, f"__{name}__")
+    return any(hasattr(space, name) for space in SPACES) or hasattr(Tensor, f"__{name}__")
 
 
 def probabilities(

@@ -1,6 +1,5 @@
 """What is done at each kind of place, when the copy of a function calls."""
 
-import sys
 from collections import UserDict
 from typing import Any
 
@@ -12,8 +11,9 @@ from tenterhook.inside.dispatch import Place, acts
 from tenterhook.inside.instrument import CALLED, HERE
 from tenterhook.inside.operation import called_operation
 from tenterhook.inside.variables import PLAIN, holder, holds_tensors, look_up
+from tenterhook.platform.frames import frame_here
 
-_frame = sys._getframe  # of the function itself: two above what the dispatcher calls
+_frame = frame_here  # of the function itself: two above what the dispatcher calls
 
 
 def begin(place: Place, me: Any, here: object, extra: object) -> Here | None:

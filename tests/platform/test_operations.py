@@ -1,0 +1,14 @@
+import pytest
+import torch
+
+from tenterhook.platform.operations import OVERLOADS, SPACES
+
+
+@pytest.mark.parametrize("name", ["relu", "linalg_svd", "special_erf", "fft_fft", "gelu", "sparse_sampled_addmm"])
+def test_every_operation_has_its_name_somewhere(name):
+    assert any(hasattr(space, name) for space in SPACES), f"{name} is nowhere where torch keeps its operations"
+
+
+def test_calls_of_torch_ops_are_told_by_their_types():
+    assert isinstance(torch.ops.aten.add, OVERLOADS) and isinstance(torch.ops.aten.add.Tensor, OVERLOADS)
+    assert not isinstance(torch.add, OVERLOADS)
