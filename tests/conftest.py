@@ -8,7 +8,7 @@ from tenterhook.hooks import scope
 from tenterhook.hooks.session import Session
 from tenterhook.inside import copies
 from tenterhook.platform import compiler
-from tenterhook.platform.hook_tables import HookId
+from tenterhook.platform.hook_tables import is_ours
 
 
 def ours(model: nn.Module) -> list[str]:
@@ -16,7 +16,7 @@ def ours(model: nn.Module) -> list[str]:
     found = []
     for name, module in model.named_modules():
         for table in (module._forward_hooks, module._forward_pre_hooks):
-            found += [name or "." for key in table if type(key) is HookId]
+            found += [name or "." for key in table if is_ours(key)]
         found += [name for key in module._forward_hooks_with_kwargs if key not in module._forward_hooks]
         found += [name for key in module._forward_pre_hooks_with_kwargs if key not in module._forward_pre_hooks]
     for name, parameter in model.named_parameters():

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from torch.utils.hooks import RemovableHandle
 
-from tenterhook.platform.hook_tables import Hook, HookId, new_id
+from tenterhook.platform.hook_tables import Hook, new_id
 
 
 class _Entry(NamedTuple):
     table: Any
-    key: HookId
+    key: int
     hook: Hook
     with_kwargs: Any = None  # the table of the hooks that get keyword arguments, if it is one
     is_first: bool = False
@@ -50,7 +50,7 @@ class Places:
     """What a session has placed."""
 
     def __init__(self) -> None:
-        self._plain: list[tuple[Any, HookId, Hook]] = []  # entries without options
+        self._plain: list[tuple[Any, int, Hook]] = []  # entries without options
         self._entries: list[_Entry] = []
         self._remembered: list[tuple[_Entry, frozenset[int]]] = []
         self._handles: list[RemovableHandle] = []

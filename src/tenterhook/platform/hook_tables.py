@@ -3,13 +3,13 @@
     hooks[new_id()] = hook                               the fast way, for hooks that need no options
     handle = register(table, hook, with_kwargs=flags)    the same with torch's handle
 
-The key of every entry of ours is a `HookId`. While anything of ours is in a model (`begin_hiding` … `end_hiding`), a
-reducer for OrderedDict, which these tables are, leaves such entries out. Pickle, torch.save and copy.deepcopy all ask
-`copyreg.dispatch_table` for it, so that what they make of a model has no trace of us.
+The keys of our entries are numbers that nobody else uses (`is_ours`). While anything of ours is in a model
+(`begin_hiding` … `end_hiding`), a reducer for OrderedDict, which these tables are, leaves such entries out. Pickle,
+torch.save and copy.deepcopy all ask `copyreg.dispatch_table` for it, so that what they make of a model has no trace
+of us.
 
-Relies on: the tables of `nn.Module` are OrderedDicts, run in their order, and any int may be a key; those with keyword
-arguments have it in a second table; `RemovableHandle(table, extra_dict=…)` has the key as `id`, and removes it from
-both.
+Relies on: hook tables of nn.Module are OrderedDicts by number, which torch counts up from 0; whatever pickles or copies
+asks `copyreg.dispatch_table`. Keys are plain integers, since torch.compile (2.11) can trace no others.
 """
 
 import copyreg
@@ -23,15 +23,10 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+_FIRST = -(1 << 60)
 _lock = threading.RLock()  # a session may be closed by garbage collection while another is being opened
 _hiding = 0
 _reducer_before: Any = None
-
-
-class HookId(int):
-    """The key of an entry of ours."""
-
-    __slots__ = ()
 
 
 class Hook:
@@ -44,8 +39,12 @@ class Hook:
         return functools.partial, (sys.audit, "tenterhook.leftover")
 
 
-# A key for one more entry. torch's own count up from 0, and without a lock.
-new_id: Callable[[], HookId] = map(HookId, itertools.count(-1, -1)).__next__
+new_id: Callable[[], int] = itertools.count(_FIRST, -1).__next__  # a key for one more entry
+
+
+def is_ours(key: object) -> bool:
+    """True for the key of an entry of ours."""
+    return type(key) is int and key <= _FIRST
 
 
 def register(table: Any, hook: Any, *, with_kwargs: Any = None, first: bool = False) -> RemovableHandle:
@@ -84,8 +83,8 @@ def end_hiding() -> None:
 
 
 def _without_ours(table: OrderedDict[Any, Any]) -> Any:
-    if any(type(key) is HookId for key in table):
-        kept = OrderedDict((key, value) for key, value in table.items() if type(key) is not HookId)
+    if any(map(is_ours, table)):
+        kept = OrderedDict((key, value) for key, value in table.items() if not is_ours(key))
         vars(kept).update(vars(table))
         table = kept
     return table.__reduce__() if _reducer_before is None else _reducer_before(table)

@@ -17,7 +17,7 @@ from torch import nn
 
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.engine import ENGINE, ENGINE_IN, what_is_asked
-from tenterhook.platform.hook_tables import HookId
+from tenterhook.platform.hook_tables import is_ours
 from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, scripted
 from tenterhook.platform.scalers import scaler_classes
 from tenterhook.record.guard import Guard
@@ -153,7 +153,7 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
     before = [(table, [*table.items()]) for table in tables]
     for table, hooks in before:
         for key, _ in hooks:
-            if type(key) is HookId:
+            if is_ours(key):
                 table.pop(key, None)  # a copy.copy of a module has the same table
     try:
         yield
