@@ -301,3 +301,30 @@ def test_compiled_code_runs_eagerly_inside_and_compiled_after(fresh_compiler):
         assert not compiled(X).any()
     assert torch.equal(compiled(X), truth)
     assert len(sites(model, X)) > 1
+
+
+def multiplied_by(k):
+    def f(x):
+        y = x * k
+        return y
+
+    return f
+
+
+def test_functions_that_share_their_code_are_told_apart():
+    one, other = multiplied_by(2), multiplied_by(10)
+    with edit(one, {"y": zero()}) as edits, capture(other, "y") as seen:
+        assert torch.equal(other(X), X * 10) and not one(X).any()
+    assert len(seen.calls("y")) == 1 and torch.equal(seen["y"], X * 10)
+    assert edits.report().rows[0][1] == "1×"
+
+
+def test_functions_with_equal_code_are_told_apart():
+    text, files = "def f(x):\n    y = x * 2\n    return y", ({}, {})
+    for known in files:
+        exec(compile(text, "same.py", "exec"), known)
+    one, other = (known["f"] for known in files)
+    with capture(one, "y") as a, capture(other, "y") as b:
+        one(X)
+        other(X + 100)
+    assert torch.equal(a["y"], X * 2) and torch.equal(b["y"], (X + 100) * 2)

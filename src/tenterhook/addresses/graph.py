@@ -9,7 +9,7 @@
 
 import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from tenterhook.addresses.grammar import parse
 from tenterhook.addresses.sites import Site, check_inner, check_model
 from tenterhook.errors import AddressError, close_matches
-from tenterhook.platform.frames import first_argument
+from tenterhook.platform.frames import all_variables, first_argument
 
 
 class Step:
@@ -72,8 +72,8 @@ def searchable(model: Any, verb: str) -> Any:
         return model
     if isinstance(model, (Tensor, Node)):
         return Graph(model)
-    if codes := codes_of(model):
-        return Code(model, codes)
+    if (inner := innermost_function(model)) is not None:
+        return Code(model, inner)
     check_model(model, verb)
     return model
 
@@ -81,16 +81,27 @@ def searchable(model: Any, verb: str) -> Any:
 class Code:
     """A function that is no module: its variables are addresses, as in `capture(function, "y", "grad(y)")`."""
 
-    def __init__(self, function: Any, codes: list[CodeType]) -> None:
+    def __init__(self, function: Any, inner: FunctionType) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.codes, self.function = codes, function
+        self.function, self._inner = function, inner
+        self.codes = [inner.__code__]
         while isinstance(function, functools.partial):
             function = function.func
         self._self = getattr(function, "__self__", None)  # of a method
 
     def is_run_by(self, frame: Any) -> bool:
-        """Whether a frame with its code runs this very function."""
-        return self._self is None or first_argument(frame) is self._self
+        """Whether a frame with its code, or equal code, has begun to run this very function, and no sibling of it."""
+        if self._self is not None and first_argument(frame) is not self._self:
+            return False
+        return frame.f_globals is self._inner.__globals__ and self._has_closure_of(frame)
+
+    def _has_closure_of(self, frame: Any) -> bool:
+        """Functions that one function made share their code, and may differ in what they enclose."""
+        cells = self._inner.__closure__
+        if not cells:
+            return True
+        names, values = self._inner.__code__.co_freevars, all_variables(frame)
+        return all(values.get(name) is content_of(cell) for name, cell in zip(names, cells, strict=True))
 
     def modules(self) -> Iterator[Any]:
         """As a graph, it has none."""
@@ -113,24 +124,32 @@ class Code:
         return [Site(address._replace(path="", grad=is_grad), self, "inner", "*" in address.inner)]
 
 
-def codes_of(function: Any) -> list[CodeType]:
-    """The code of a function or method, however it is wrapped; none of a class."""
+def content_of(cell: CellType) -> Any:
+    """What an enclosed variable is; None where it has not been assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def innermost_function(function: Any) -> FunctionType | None:
+    """A function or method without what is wrapped around it; None for a class."""
     if isinstance(function, (type, str)):
-        return []
-    codes = []
+        return None
+    found = None
     for _ in range(20):
         if isinstance(function, functools.partial):
             function = function.func
             continue
         plain = getattr(function, "__func__", function)
         if isinstance(plain, FunctionType):
-            codes.append(plain.__code__)
+            found = plain
         elif isinstance(call := vars(type(plain)).get("__call__"), FunctionType):
-            codes.append(call.__code__)
+            found = call
         if not hasattr(plain, "__wrapped__"):
             break
         function = plain.__wrapped__
-    return codes[-1:]
+    return found
 
 
 def _walk(root: Node) -> Iterator[tuple[str, Node]]:
