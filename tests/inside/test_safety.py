@@ -328,3 +328,22 @@ def test_functions_with_equal_code_are_told_apart():
         one(X)
         other(X + 100)
     assert torch.equal(a["y"], X * 2) and torch.equal(b["y"], (X + 100) * 2)
+
+
+def test_a_function_that_is_made_inside_keeps_its_own_code():
+    class Maker(nn.Module):
+        def forward(self, x):
+            def act(v):
+                w = v * 2
+                return w.tanh()
+
+            self.act = act
+            return x
+
+    model = Maker()
+    with capture(model, "**/**"):
+        model(X)
+    assert ".here" not in model.act.__code__.co_varnames
+    with capture(multiplied_by, "**/*"):
+        made = multiplied_by(2)
+    assert made.__code__ is multiplied_by(2).__code__

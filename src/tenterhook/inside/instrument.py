@@ -58,11 +58,17 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def instrument(code: CodeType, wants: Callable[[CodeType], Want], register: Callable[[Place], int]) -> CodeType:
-    """A copy of code that tells what is wanted of it, and of the functions in it."""
+    """A copy of code that tells what is wanted of it, and of the comprehensions in it.
+
+    A function that it makes has its own code, and gets a copy when it is called: it may outlive the session.
+    """
     want = wants(code)
     is_function = code.co_flags & CO_OPTIMIZED and code.co_flags & CO_NEWLOCALS
     copy = _Copy(code, want, register).assemble() if want and is_function else code
-    constants = [instrument(one, wants, register) if isinstance(one, CodeType) else one for one in copy.co_consts]
+    constants = [
+        instrument(one, wants, register) if isinstance(one, CodeType) and one.co_name in COMPREHENSIONS else one
+        for one in copy.co_consts
+    ]
     return copy.replace(co_consts=tuple(constants))
 
 
