@@ -12,6 +12,7 @@ from tenterhook.record.events import (
     Finished,
     Joined,
     PartCalled,
+    Raised,
     Ready,
     Skipped,
     Stepped,
@@ -81,7 +82,7 @@ TABLES = {
         [[[[1, 2]]]],
     ),
     "one loss with several passes": (
-        flat(CALL, back(1), back(1), first(A)),
+        flat(CALL, back(1), Backward(2, 1), first(A)),
         [[[[1]]]],
     ),
     "a pass without a loss": (
@@ -248,3 +249,9 @@ def test_what_counts_of_a_part_with_steps_that_were_left_out(one, skips, expecte
 def test_the_assembler_needs_no_torch():
     code = "import sys, tenterhook.record.assemble; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_backward_pass_that_raises_does_not_count():
+    again = Backward(12, 1)  # of the same loss, whose graph is gone
+    events = flat(CALL, back(1), again, Raised(12), first(A), CALL, back(2), Raised(2), CALL, back(3), step(A), END)
+    assert steps_of(events) == [[[[1]]], [[[3]]]]

@@ -196,3 +196,21 @@ def test_a_pass_that_raises(tmp_path):
         return loss.item()
 
     assert recorded(tmp_path, model, losses_of) == {1}
+
+
+def test_the_loss_of_a_pass_that_raises_halfway_does_not_count(tmp_path):
+    model, true = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, to=tmp_path / "run", every=2) as run:
+        for step in range(6):
+            loss = F.cross_entropy(model(torch.randn(4, 6)), torch.zeros(4, dtype=torch.long))
+            handle = model[0].weight.register_hook(lambda grad: 1 / 0) if step == 3 else None
+            optimizer.zero_grad()
+            try:
+                loss.backward()
+            except ZeroDivisionError:  # as many scripts go on after running out of memory
+                handle.remove()
+                continue
+            optimizer.step()
+            true.append(loss.item())
+    assert run.open().steps()["loss"].to_pylist() == pytest.approx(true)

@@ -23,6 +23,7 @@ from tenterhook.record.events import (
     Finished,
     Joined,
     PartCalled,
+    Raised,
     Ready,
     Skipped,
     Stepped,
@@ -35,9 +36,13 @@ class MicroBatch:
     """One forward and its backward passes."""
 
     called: bool = False  # whether a model was
-    passes: list[int] = field(default_factory=list)
-    losses: list[int] = field(default_factory=list)
+    passes: dict[int, int | None] = field(default_factory=dict)  # by number, the loss that each adds, if it does
     skipped: bool = False  # whether a GradScaler has left out the step after it, of one optimizer or more
+
+    @property
+    def losses(self) -> list[int]:
+        """The losses of its passes, each once."""
+        return [loss for loss in self.passes.values() if loss is not None]
 
 
 @dataclass(eq=False, slots=True)
@@ -119,10 +124,12 @@ class Assembler:
         if event.asks:
             return
         micro = self.micro
-        micro.passes.append(event.number)
         counts = not (self._ready and event.in_step)  # of a closure that is called several times, the first one does
-        if counts and event.loss is not None and event.loss not in micro.losses[-1:]:
-            micro.losses.append(event.loss)
+        is_new = event.loss not in micro.losses[-1:]
+        micro.passes[event.number] = event.loss if counts and is_new else None
+
+    def _raised(self, event: Raised) -> None:
+        self.micro.passes.pop(event.number, None)
 
     def _joined(self, event: Joined) -> None:
         if not self._optimizers:  # if the others do not take turns with it, that is soon known
@@ -206,6 +213,7 @@ class Assembler:
         Called: _called,
         PartCalled: _part_called,
         Backward: _backward,
+        Raised: _raised,
         Joined: _joined,
         Stepping: _stepping,
         Ready: _is_ready,

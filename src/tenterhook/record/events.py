@@ -25,6 +25,12 @@ class Backward(NamedTuple):
     in_step: bool = False  # an optimizer's step() is running around it
 
 
+class Raised(NamedTuple):
+    """A backward pass has raised."""
+
+    number: int
+
+
 class Joined(NamedTuple):
     """An optimizer steps for the first time, or again after another one has replaced it."""
 
@@ -61,4 +67,4 @@ class Finished(NamedTuple):
     """The training is over."""
 
 
-Event = Called | PartCalled | Backward | Joined | Stepping | Ready | Stepped | Skipped | Finished
+Event = Called | PartCalled | Backward | Raised | Joined | Stepping | Ready | Stepped | Skipped | Finished

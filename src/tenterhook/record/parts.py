@@ -130,6 +130,7 @@ class _Batch:
     def tell(self, step: Step) -> list[float]:
         """Note its facts in the step, all but the losses that count."""
         micro, facts = self.micro, self.facts
+        counted = micro.token.losses
         step.training.update(micro.modes)
         step.frozen |= micro.frozen
         step.unmeasured += micro.gather.skipped + micro.gather.lost
@@ -138,8 +139,8 @@ class _Batch:
         losses = []
         for key, value in facts.items():
             match key:
-                case ("loss", backward):
-                    losses.append(value / (facts.get(("scale", backward)) or 1.0))
+                case ("loss", loss) if loss in counted:
+                    losses.append(value / (facts.get(("scale", loss)) or 1.0))
                 case ("dead" | "saturated" as what, place, _):
                     shares = getattr(step, what)
                     shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst

@@ -16,7 +16,7 @@ from torch import Tensor
 from tenterhook.platform.engine import Asked, leaves_of
 from tenterhook.platform.frames import frame_here
 from tenterhook.platform.optimizers import is_stepping
-from tenterhook.record.events import Backward
+from tenterhook.record.events import Backward, Event, Raised
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.sources.scalers import Scalers
 
@@ -28,6 +28,10 @@ class TakesPasses(Protocol):
         """Whether a pass that reaches this leaf counts."""
         ...
 
+    def feed(self, event: Event) -> None:
+        """Something else has happened."""
+        ...
+
     def take_backward(self, event: Backward, loss: Tensor | None, scale: Tensor | None) -> None:
         """A pass has begun, on this loss, which was scaled by this."""
         ...
@@ -37,7 +41,7 @@ class TakesPasses(Protocol):
 class _Pass:
     asked: Asked
     in_step: bool
-    is_told: bool = False
+    number: int = 0  # once it is told of
 
 
 class Passes:
@@ -63,13 +67,20 @@ class Passes:
         else:
             in_step = bool(self._stepping()) and is_stepping(frame_here(3))
             outer = self._running[threading.get_ident()] = _Pass(asked, in_step)
-        if outer is None or outer.is_told or not outer.asked.accumulates:
+        if outer is None or outer.number or not outer.asked.accumulates:
             return
         is_trained = self._taker.is_trained
         for leaf in leaves_of(asked):
             if is_trained(leaf):
                 self._tell(outer)
                 return
+
+    @guarded
+    def raised(self) -> None:
+        """The one in this thread has raised: its loss does not count."""
+        one = self._running.get(threading.get_ident())
+        if one is not None and one.number:
+            self._taker.feed(Raised(one.number))
 
     def ended(self) -> None:
         """The one in this thread is over."""
@@ -86,7 +97,7 @@ class Passes:
         if running is None:  # C++ code has begun it
             self._taker.take_backward(Backward(next(self._numbers)), None, self._scalers.scale)
             return True
-        if running.asked.accumulates and not running.is_told:
+        if running.asked.accumulates and not running.number:
             self._tell(running)
         return running.asked.accumulates
 
@@ -96,10 +107,10 @@ class Passes:
         return here if here is not None else next(iter(self._running.values()), None)
 
     def _tell(self, one: _Pass) -> None:
-        one.is_told = True
+        one.number = next(self._numbers)
         outputs = one.asked.outputs
         loss = loss_of(outputs)
-        event = Backward(next(self._numbers), self._number_of(loss), in_step=one.in_step)
+        event = Backward(one.number, self._number_of(loss), in_step=one.in_step)
         self._taker.take_backward(event, loss, self._scalers.scale_of(outputs))
 
     def _number_of(self, loss: Tensor | None) -> int | None:

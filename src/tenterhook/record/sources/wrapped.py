@@ -110,6 +110,10 @@ def _run_backward(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
         for one in told:
             one.passes.begins(asked, within)
         return inner(*args, **kwargs)
+    except BaseException:
+        for one in () if within else told:
+            one.passes.raised()
+        raise
     finally:
         for one in () if within else told:
             one.passes.ended()
