@@ -47,7 +47,7 @@ class Optimizers:
         return self._known.get(optimizer)
 
     def add(self, optimizer: Optimizer) -> Known:
-        """The same; from now on there is something."""
+        """What is known of an optimizer, which has a number from now on."""
         known = self._known.get(optimizer)
         if known is None:
             known = self._known[optimizer] = Known(next(self._numbers))

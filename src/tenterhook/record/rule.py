@@ -98,7 +98,7 @@ class Persistent:
 
 
 class PersistentRows:
-    """The same for many rows at once; those of places that a step does not have stay as they are."""
+    """`Persistent` for many rows at once; places that a step has no row for stay as they are."""
 
     def __init__(self, many: int = 5, of: int = 8) -> None:
         self._many, self._of = many, of

@@ -52,7 +52,7 @@ class Inputs(Mapping[int | str, Any]):
         return Inputs(self.args, dict(self.kwargs), self.names)
 
     def with_argument(self, key: int | str, value: Any) -> "Inputs":
-        """The same call with another value for one argument."""
+        """These inputs with another value for one argument."""
         twin = copy.copy(self)
         twin[key] = value
         return twin
@@ -64,7 +64,7 @@ class Inputs(Mapping[int | str, Any]):
         return dict(self) if self.kwargs else self.args
 
     def with_plain(self, plain: Any) -> "Inputs":
-        """The same arguments with other values, given as `plain` gives them."""
+        """These inputs with other values for all arguments, given as `plain` gives them."""
         if len(self) == 1:
             (key,) = self
             return Inputs((plain,), {}, self.names) if isinstance(key, int) else Inputs((), {key: plain}, self.names)
