@@ -56,3 +56,48 @@ def test_why_a_variable_did_not_come():
     with pytest.raises(EditError, match="was never edited"):
         with pytest.warns(TenterhookWarning):
             sweep(model, X, [{"./nothing": zero()}])
+
+
+def middle(x):
+    return inner(x) + 1
+
+
+def inner(x):
+    y = x * 2
+    return y
+
+
+def test_a_path_with_a_part_missing_is_told_in_full():
+    def forward(self, x):
+        return middle(x)
+
+    with capture(model := module_of(forward), "./inner/y", "./mid*/y") as seen:
+        model(X)
+    assert [row[2] for row in seen.report()] == ["it came as middle/inner/y"] * 2
+
+
+def test_a_forward_that_is_replaced_inside_the_block_is_told_of():
+    def forward(self, x):
+        y = x + 1
+        return y
+
+    model = module_of(forward)
+    with capture(model, "./y") as seen:
+        model.forward = lambda x: x * 2
+        model(X)
+    assert "its forward was replaced after the block was entered" in str(seen.report())
+
+
+def test_code_that_cannot_be_copied_is_told_of_and_runs_as_ever(monkeypatch):
+    def forward(self, x):
+        y = x + 1
+        return y
+
+    def fails(*args):
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr("tenterhook.inside.copies.instrument", fails)
+    model = module_of(forward)
+    with capture(model, "./y") as seen:
+        assert torch.equal(model(X), X + 1)
+    assert "forward was not looked into: its code cannot be copied (ValueError: no such" in str(seen.report())

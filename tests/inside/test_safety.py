@@ -1,9 +1,11 @@
 """What runs a copy of its code is told from what does not, and everything is put back."""
 
+import contextlib
 import copy
 import gc
 import inspect
 import io
+import itertools
 import pickle
 import random
 import sys
@@ -18,7 +20,7 @@ from torch import nn
 
 from tenterhook import capture, edit, observe, sites
 from tenterhook.changes import add, scale, zero
-from tenterhook.inside import copies, dispatch
+from tenterhook.inside import copies, dispatch, engine
 from tenterhook.inside.instrument import Want
 from tests.inside.models import Residual, X, module_of, names
 
@@ -347,3 +349,32 @@ def test_a_function_that_is_made_inside_keeps_its_own_code():
     with capture(multiplied_by, "**/*"):
         made = multiplied_by(2)
     assert made.__code__ is multiplied_by(2).__code__
+
+
+def test_ctrl_c_while_a_session_ends_leaves_no_copy():
+    def forward(self, x):
+        y = x + 1
+        return y
+
+    model = module_of(forward)
+    own, hooks = forward.__code__, {name: len(table) for name, table in vars(model).items() if name.endswith("_hooks")}
+    before = sys.gettrace()
+    for at in range(1, 150):  # lines that run when the block ends
+        events = itertools.count(1)
+
+        def interrupt(frame, event, arg, at=at, events=events):
+            if event == "line" and "exit" not in frame.f_code.co_name and next(events) == at:
+                raise KeyboardInterrupt
+            return interrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            session = capture(model, "./y", "./x", "grad(./y)")
+            session.__enter__()
+            assert forward.__code__ is not own
+            sys.settrace(interrupt)
+            session.__exit__(None, None, None)
+        sys.settrace(before)
+        assert forward.__code__ is own
+        assert {name: len(table) for name, table in vars(model).items() if name.endswith("_hooks")} == hooks
+        assert not engine.anywhere
+    assert next(events) < at  # else there are more lines than were tried

@@ -70,7 +70,11 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.ended_by = kind
-        self._leave()
+        try:
+            self._leave()
+        except KeyboardInterrupt:  # which came in between
+            self._leave()
+            raise
 
     @contextmanager
     def again(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ A copy keeps what was found when it began in a local variable of its own (`Here`
 that nobody has to say when a call has ended. Those that it calls find it by its frame.
 """
 
+import functools
 import weakref
 from collections.abc import Iterable
 from types import FrameType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from tenterhook.hooks.scope import Scope
+from tenterhook.hooks.session import Session
 from tenterhook.inside.copies import original
 from tenterhook.inside.functions import is_decorator, is_forward, is_ours, part
 from tenterhook.inside.instrument import Want
@@ -77,16 +78,25 @@ def enter(frame: FrameType, running: Iterable[Running]) -> Here:
 class Calls:
     """The calls of a model's modules, and where functions run, for one session."""
 
-    def __init__(self, engine: "Inside", modules: Iterable[int], scope: Scope) -> None:
+    def __init__(self, engine: "Inside", session: Session) -> None:
         self._engine = weakref.ref(engine)
-        self._modules = set(modules)
-        self._scope = scope
+        self._session = weakref.ref(session)
+        self._scope = session.scope
         self._functions: dict[Any, Any] = {}  # by code: those that are no modules and whose calls count
         self._origins: weakref.WeakKeyDictionary[Any, Where] = weakref.WeakKeyDictionary()  # of checkpoints
         # Of those that run again: in which backward pass and frame, and where that is.
         self._again: weakref.WeakKeyDictionary[Any, tuple[int, int, Where]] = weakref.WeakKeyDictionary()
         # By the id of the owner, and the method if that was called from outside: how many there were, as far as known.
         self._numbers: dict[tuple[int, str], int] = {}
+
+    @functools.cached_property
+    def _modules(self) -> set[int]:
+        session = self._session()
+        return set() if session is None else {id(ref()) for ref in session.modules}
+
+    def is_of_model(self, module: nn.Module) -> bool:
+        """Whether it is one of the model's: its methods belong to no other's call."""
+        return id(module) in self._modules
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
@@ -124,7 +134,7 @@ class Calls:
         if back.f_code.co_filename != CALLS:
             return None
         owner = me if me is not None else read_variable(back, "self")
-        if id(owner) not in self._modules or not is_forward(code, owner):
+        if not self.is_of_model(owner) or not is_forward(code, owner):
             return None
         return Where(owner, _prefix(code, owner), self._new_call(owner))
 
@@ -150,15 +160,19 @@ class Calls:
         code = frame.f_code
         if code.co_filename == CALLS:
             return above
-        is_known = me is not None and id(me) in self._modules
-        is_own = is_known and is_forward(code, me)
-        if is_known and above.owner is not me:  # called from outside, not by way of the module's call
-            above = Where(me, "", self._new_call(me) if is_own else self._call_of(code.co_name, me, frame))
-        if is_own and not is_decorator(code, me):
-            return Where(me, "", above.call)  # by its name: by a wrapper, a subclass, another module
-        name = part(code, me)
-        where = above._replace(prefix=f"{above.prefix}/{name}") if name and above is not NOWHERE else above
-        if where is not NOWHERE and (one := checkpoint_of(frame)) is not None and one[0] not in self._origins:
+        if me is not None and self.is_of_model(me):
+            is_own = is_forward(code, me)
+            if above.owner is not me:  # called from outside, not by way of the module's call
+                above = Where(me, "", self._new_call(me) if is_own else self._call_of(code.co_name, me, frame))
+            if is_own and not is_decorator(code, me):
+                return Where(me, "", above.call)  # by its name: by a wrapper, a subclass, another module
+        return above if above is NOWHERE else self._in_helper(frame, me, above)
+
+    def _in_helper(self, frame: Any, me: Any, above: Where) -> Where:
+        name = part(frame.f_code, me)
+        where = above._replace(prefix=f"{above.prefix}/{name}") if name else above
+        one = checkpoint_of(frame)
+        if one is not None and one[0] not in self._origins:
             self._origins[one[0]] = where.copy()  # its recomputation will happen in no forward
         return where
 

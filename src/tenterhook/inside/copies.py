@@ -29,39 +29,41 @@ class _Function:
     def __init__(self, function: FunctionType) -> None:
         number = id(function)
         self.function = weakref.ref(function, lambda ref: _changed.pop(number, None) and None)
-        self.code, self.put = original(function.__code__), function.__code__
+        self.code = original(function.__code__)
         self.asked: dict[object, Wants] = {}
 
-    def exchange(self) -> None:
-        """Have it run what is asked for now; not where somebody else has changed it since."""
+    def exchange(self, asked: dict[object, Wants]) -> None:
+        """Have it run what is asked for; not where somebody else has changed it since."""
         function = self.function()
-        if function is not None and function.__code__ is self.put:
-            self.put = _copy(self.code, list(self.asked.values())) if self.asked else self.code
-            function.__code__ = self.put
+        if function is not None and original(function.__code__) is self.code:
+            function.__code__ = _copy(self.code, list(asked.values())) if asked else self.code
+        self.asked = asked
 
 
-def ask(function: FunctionType, key: object, wants: Wants) -> bool:
-    """Have a function tell what is wanted of it; False where it cannot."""
+def ask(function: FunctionType, key: object, wants: Wants) -> str:
+    """Have a function tell what is wanted of it. Returns why it cannot, or nothing."""
     install()
     if not can_reach(function):
-        return False
+        return "it has builtins of its own"
     with _lock:
         one = _changed.get(id(function))
         if one is None:
             one = _changed[id(function)] = _Function(function)
-        one.asked[key] = wants
-        one.exchange()
-    return True
+        try:
+            one.exchange({**one.asked, key: wants})
+        except Exception as error:  # code that we cannot read
+            return f"its code cannot be copied ({type(error).__name__}: {error})"
+    return ""
 
 
 def withdraw(key: object) -> None:
-    """Nobody asks for it any more."""
+    """Nobody asks for it any more. It may be done again where Ctrl-C came in between."""
     with _lock:
         for number, one in list(_changed.items()):
-            if one.asked.pop(key, None) is not None:
-                one.exchange()
-                if not one.asked:
-                    _changed.pop(number, None)
+            if key in one.asked:
+                one.exchange({other: wants for other, wants in one.asked.items() if other is not key})
+            if not one.asked:
+                _changed.pop(number, None)
 
 
 def original(code: CodeType) -> CodeType:

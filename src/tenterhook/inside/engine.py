@@ -3,26 +3,27 @@
 import threading
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tenterhook.addresses.grammar import may_cover, split_number
+from tenterhook.addresses.grammar import may_cover
 from tenterhook.addresses.sites import Site
-from tenterhook.errors import EditError, close_matches
+from tenterhook.errors import EditError
+from tenterhook.hooks.gradients import LONG_AGO, CallStart
 from tenterhook.hooks.scope import Moment
 from tenterhook.hooks.session import Session
 from tenterhook.inside.calls import NOWHERE, Calls, Running, Where
-from tenterhook.inside.copies import ask, original, withdraw
 from tenterhook.inside.dispatch import Place
-from tenterhook.inside.functions import codes_of, functions_of, is_followed
-from tenterhook.inside.instrument import Want, codes_in
-from tenterhook.inside.operation import attention, is_own_function, probabilities
+from tenterhook.inside.following import Following
+from tenterhook.inside.functions import codes_of
+from tenterhook.inside.instrument import Want
+from tenterhook.inside.operation import attention, probabilities
 from tenterhook.inside.pattern import FUSED, PROBABILITIES, Patterns
 from tenterhook.platform.assembler import unsupported
 from tenterhook.platform.autograd import graph_task
@@ -31,6 +32,8 @@ from tenterhook.platform.modes import no_function_mode
 
 if TYPE_CHECKING:
     from tenterhook.inside.taps import InnerTap, WantedTap
+
+Hand = Callable[["list[InnerTap]", Any], Any]
 
 # The engines that are on in this thread or async task; none while somebody's change or observer runs.
 now: "ContextVar[tuple[Inside, ...]]" = ContextVar("tenterhook inside", default=())
@@ -48,12 +51,10 @@ class Inside:
         self._session = weakref.ref(session)
         self.scope = session.scope
         self.patterns = Patterns()
-        self.calls = Calls(self, (id(ref()) for ref in session.modules), session.scope)
-        self._modules = session.modules
+        self.calls = Calls(self, session)
+        self.following = Following(self.patterns, lambda: filter(None, (ref() for ref in session.modules)))
         self._moment = Moment()
         self._taps: dict[tuple[int, str, int], list[InnerTap]] = {}
-        self._met: dict[int, weakref.ref[FunctionType]] = {}
-        self._kinds: set[object] = set()  # what else was seen to be called
         self._ran: set[int] = set()  # the ids of the codes that ran
         self._times_on = 0
         self._thread = threading.get_ident()
@@ -78,18 +79,16 @@ class Inside:
         self._times_on += 1
         if self._times_on == 1:
             anywhere.append(self)
-            for function in [ref() for ref in self._met.values()]:
-                if function is not None:  # a checkpoint runs it again
-                    ask(function, self, self.patterns.want)
-            self._meet_owners()
+            self.following.start()
         return True
 
     def switch_off(self) -> None:
         now.set(tuple(one for one in now.get() if one is not self))
         self._times_on = max(self._times_on - 1, 0)
-        if not self._times_on and self in anywhere:
-            anywhere.remove(self)
-            withdraw(self)
+        if not self._times_on:
+            self.following.stop()
+            if self in anywhere:
+                anywhere.remove(self)
 
     def place_hooks(self, session: Session) -> None:
         """It has none."""
@@ -103,70 +102,13 @@ class Inside:
     def notes(self) -> Iterable[str]:
         if self.was_elsewhere:
             yield "what ran in other threads was not looked into: a session sees the one that entered the block"
+        for name, why in self.following.refused.items():
+            yield f"{name} was not looked into: {why}"
 
-    # Which functions run a copy.
-
-    def _meet_owners(self) -> None:
-        """The functions that are known before anything runs."""
-        patterns, kinds = self.patterns, set()
-        for wanted in patterns.of.values():
-            owner = wanted[0].tap.site.module
-            for name in {name for pattern in wanted for name in pattern.helpers}:
-                self._meet(getattr(type(owner), name, None))
-                self._meet(getattr(nn.functional, name, None))
-            if type(owner) not in kinds or not isinstance(owner, nn.Module) or "forward" in vars(owner):
-                self._meet(getattr(owner, "function", owner))
-                if patterns.of_helpers:
-                    self._meet_properties(type(owner))
-            kinds.add(type(owner))
-        if patterns.probabilities:
-            self._meet(nn.functional.multi_head_attention_forward)
-        if patterns.all_helpers:
-            for kind, module in {type(module): module for ref in self._modules if (module := ref())}.items():
-                if kind not in kinds:
-                    self._meet(module)
-
-    def _meet_properties(self, kind: type) -> None:
-        for member in (member for cls in kind.__mro__ if cls is not nn.Module for member in vars(cls).values()):
-            if isinstance(member, property):
-                self._meet(member.fget)
-                self._meet(member.fset)
-
-    def _meet(self, thing: Any, method: str = "") -> None:
-        """Something may be called: have the functions that run then tell what is wanted of them."""
-        for function in functions_of(thing, method):
-            known = self._met.get(id(function))
-            if known is not None and known() is function:
-                continue
-            self._met[id(function)] = weakref.ref(function)
-            code = original(function.__code__)
-            if not is_followed(code.co_filename):
-                continue
-            if is_own_function(function) and code.co_name not in self.patterns.helpers:
-                continue
-            if any(map(self.patterns.want, codes_in(code))):
-                ask(function, self, self.patterns.want)
-
-    def follow(self, callee: Any, method: str, argument: Any) -> None:
-        """Something is about to be called, maybe with a function as its first argument."""
+    def follow(self, callee: Any, running: Running, place: Place, argument: Any) -> Any:
+        """Something is about to be called. Returns what is called: another where it hides a value."""
         self._moment.over()
-        if isinstance(argument, FunctionType | MethodType | partial):
-            self._meet(argument)
-        kind = type(callee)
-        if kind is FunctionType:
-            known = self._met.get(id(callee))
-            if known is None or known() is not callee:
-                self._meet(callee)
-        elif kind is partial or (kind is MethodType and not isinstance(callee.__self__, nn.Module)):
-            self._meet(callee)
-        elif not isinstance(callee, _CALLED_BY_C):
-            key = id(callee.__func__) if kind is MethodType else id(callee) if kind is type else (kind, method)
-            if key not in self._kinds:
-                self._kinds.add(key)
-                self._meet(callee, method)
-
-    def instead_of(self, callee: Any, running: Running, place: Place) -> Any:
-        """What is called in place of something that hides a value."""
+        self.following.follow(callee, place.name, argument)
         if callee is attention and self.patterns.probabilities:
             return partial(self._beside, running, place)
         if callee is _has_torch_function and place.code in FUSED:
@@ -178,7 +120,7 @@ class Inside:
         where = running.where
         if id(where.owner) in self.patterns.of:
             where = where._replace(prefix=f"{where.prefix}/{attention.__name__}")
-            self._reach(where, PROBABILITIES, lambda: probabilities(*args, **kwargs), place, beside=True)
+            self._reach(where, PROBABILITIES, lambda: probabilities(*args, **kwargs), place, beside)
         return attention(*args, **kwargs)
 
     # What they tell.
@@ -186,31 +128,36 @@ class Inside:
     def begin(self, frame: Any, place: Place, me: nn.Module | None) -> Running | None:
         """A function begins that belongs to a call of the model; None if it does not."""
         patterns = self.patterns
-        if not self._times_on or (me is not None and not patterns.of_helpers and id(me) not in patterns.of):
+        if not self._times_on or (me is not None and id(me) not in patterns.of and self._goes_around(me)):
             return None
         want = patterns.want(place.code)
         where = self.calls.locate(frame, me) if want else NOWHERE
-        if where.owner is None:
+        is_wanted = id(where.owner) in patterns.of
+        if where.owner is None or not (is_wanted or patterns.all_helpers):
             return None
         self._ran.add(id(place.code))
-        if id(where.owner) not in patterns.of or _is_wrapper(place, where):
+        if not is_wanted or _is_wrapper(place, where):
             want = Want(follow=want.follow)
         return Running(self, want, where)
+
+    def _goes_around(self, me: nn.Module) -> bool:
+        """Whether nothing that is wanted is in, or below, the methods of a module of which nothing is."""
+        return not self.patterns.of_helpers or (not self.patterns.all_helpers and self.calls.is_of_model(me))
 
     def begins_elsewhere(self, place: Place, me: Any) -> None:
         """A function begins in a thread in which the session is not."""
         if threading.get_ident() != self._thread and id(me) in self.patterns.of and graph_task() == self.scope.task:
             self.was_elsewhere = True
 
-    def came(self, running: Running, place: Place, name: str, value: Any, **how: bool) -> Any:
+    def came(self, running: Running, place: Place, name: str, value: Any, hand: "Hand") -> Any:
         """A value of a function that runs. Returns what the model goes on with, or None."""
         if not self._times_on:
             return None
         if not (place.handed_on and self.patterns.of_helpers):  # else what is called since is known of
             self._moment.over()
-        return self._reach(running.where, name, value, place, **how)
+        return self._reach(running.where, name, value, place, hand)
 
-    def _reach(self, where: Where, name: str, value: Any, place: Place, **how: bool) -> Any:
+    def _reach(self, where: Where, name: str, value: Any, place: Place, hand: "Hand") -> Any:
         """Hand a value to the taps of its address. Returns what takes its place, or None."""
         base = f"{where.prefix}/{name}"
         counts = where.call.counts
@@ -222,10 +169,12 @@ class Inside:
             taps = self._taps[key] = self._make(where, base, number, place)
         if not taps:
             return None
+        for tap in taps:
+            tap.calls = where.call.number
         token = now.set(())  # what a change or an observer computes is not the model's
         try:
             with no_function_mode():
-                return _hand_to(taps, where.call.number, value, place, **how)
+                return hand(taps, value)
         finally:
             now.reset(token)
 
@@ -246,38 +195,13 @@ class Inside:
                 tap.site.address = tap.site.address._replace(inner=f"{base}#0")
         return taps
 
-    def why_silent(self, site: Site) -> str:
-        """Why nothing came to an address; empty if the forward never ran."""
-        owner = site.module
-        name, number = split_number(site.address.inner)
-        if any(key[:2] == (id(owner), name) for key in self._taps) and number is not None:
-            return f"it was not assigned {number + 1 if number >= 0 else -number} times within one call"
-        *helpers, last = name.split("/")[1:]
-        codes = [code for code in codes_of(owner) if id(code) in self._ran]
-        if not codes:
-            if self.was_elsewhere:
-                return "it ran in another thread, and a session sees the one that entered the block"
-            return "" if isinstance(owner, nn.Module) else "it was not called inside this session"
-        if helpers and "*" not in helpers[-1]:
-            codes = self._helpers_that_ran(helpers[-1])
-            if not codes:
-                return f"no function {helpers[-1]} ran in it; see sites(model, *inputs)"
-        return _why_not_assigned(last, codes)
+    def names_that_came(self, owner: Any) -> set[str]:
+        """The names, as they are in addresses, of the values of an owner that came, whether asked for or not."""
+        return {base for number, base, _ in self._taps if number == id(owner)}
 
-    def _helpers_that_ran(self, name: str) -> list[CodeType]:
-        met = (function for ref in self._met.values() if (function := ref()) is not None)
-        every = (code for function in met for code in codes_in(original(function.__code__)))
-        return [code for code in every if code.co_name == name and id(code) in self._ran]
-
-
-def _why_not_assigned(name: str, codes: list[CodeType]) -> str:
-    """Why no value of that name came from some functions that ran."""
-    names = sorted({variable for code in codes for variable in (*code.co_varnames, *code.co_cellvars)})
-    if name in names:
-        return "no tensor came to it: that line did not run, or it holds something else"
-    near = close_matches(name, names)
-    hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
-    return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
+    def has_run(self, code: CodeType) -> bool:
+        """Whether a function ran a copy of its code, in a call of the model."""
+        return id(code) in self._ran
 
 
 def _is_wrapper(place: Place, where: Where) -> bool:
@@ -287,39 +211,37 @@ def _is_wrapper(place: Place, where: Where) -> bool:
     return place.code not in codes_of(where.owner)
 
 
-def _hand_to(
-    taps: "list[InnerTap]",
-    call: int,
-    value: Any,
-    place: Place,
-    older: bool = False,
-    beside: bool = False,
-    in_place: bool = False,
-) -> Any:
-    """Have some taps look at a value of one call, or change it. Returns what takes its place, or None.
-
-    `older`: it may have been there before. `beside`: it is computed for us alone. `in_place`: it was written into a
-    tensor, and nobody takes it.
-    """
-    value = value() if beside else value
+def new_value(taps: "list[InnerTap]", value: Any, since: CallStart | None = None) -> Any:
+    """Have some taps look at a value that was just made, or change it. Returns what takes its place, or None."""
     changed = None
     for tap in taps:
-        is_grad = tap.site.address.grad
-        tap.calls = call
-        if beside and (tap.changes or is_grad):
-            if may_cover(tap.site.address.call, call):
-                _refuse(tap)
-        elif in_place and tap.changes:
-            new = tap(None, (), value if is_grad else value.clone())
-            if new is not None:
-                value.copy_(new)
-        else:
-            tap.older = older
-            new = tap(None, (), value if changed is None else changed)
-            changed = changed if new is None else new
-        if beside:
-            tap.note = "computed beside the fused kernel, from its own arguments: a second attention in time and memory"
+        new = tap.handle(value if changed is None else changed, since)
+        changed = changed if new is None else new
     return changed
+
+
+def older_value(taps: "list[InnerTap]", value: Any) -> Any:
+    """The same of one that may have been there before, and that others may hold."""
+    return new_value(taps, value, LONG_AGO)
+
+
+def written(taps: "list[InnerTap]", value: Tensor) -> None:
+    """Something was written into a tensor, and nobody takes it: what changes it is written into it too."""
+    for tap in taps:
+        new = tap.handle(value.clone() if tap.changes and not tap.site.address.grad else value, None)
+        if tap.changes and new is not None:
+            value.copy_(new)
+
+
+def beside(taps: "list[InnerTap]", compute: Callable[[], Tensor]) -> None:
+    """A value that is computed for us alone: it can be looked at, and no more."""
+    value = compute()
+    for tap in taps:
+        tap.note = "computed beside the fused kernel, from its own arguments: a second attention in time and memory"
+        if not tap.changes and not tap.site.address.grad:
+            tap.handle(value, None)
+        elif may_cover(tap.site.address.call, tap.calls):
+            _refuse(tap)
 
 
 def _refuse(tap: "InnerTap") -> None:

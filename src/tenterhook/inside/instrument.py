@@ -253,25 +253,29 @@ class _Copy:
         is_wanted = want.names != frozenset() if is_statement else want.operations and i not in self.flow.stored
         if not is_wanted and not want.follow:
             return
-        depth = _callee_depth(one)
-        method = self.flow.method(i)
-        new = [Instruction("COPY", depth)]
-        if want.follow:
-            first = Instruction("COPY", 5 + one.arg + (one.name == "CALL_KW"))
-            has_arguments = one.name != "CALL_FUNCTION_EX" and one.arg
-            new += self._tell(self._place("follow", method, one), first if has_arguments else None)
-            new += [Instruction("COPY", 1), Instruction("SWAP", depth + 2), Instruction("POP_TOP")]
-        new.append(Instruction("STORE_FAST", self.called) if is_wanted else Instruction("POP_TOP"))
+        depth, method = _callee_depth(one), self.flow.method(i)
         start = i
         while self.code[start - 1].name in ("PRECALL", "KW_NAMES"):
             start -= 1
-        self.code[start].before += new
+        put_aside = Instruction("STORE_FAST", self.called) if is_wanted else Instruction("POP_TOP")
+        follow = self._follow(one, depth, method) if want.follow else []
+        self.code[start].before += [Instruction("COPY", depth), *follow, put_aside]
         if is_wanted:
-            written = tuple(self.flow.written(i)) if is_statement else ()
-            fills = written[0] if written and method and written[0] in self.assigned and want.has(written[0]) else ""
-            more = {"is_statement": is_statement, "written": written, "fills": fills}
-            place = self._place("called", method, one, **more)
+            place = self._place("called", method, one, **(self._statement(i, method) if is_statement else {}))
             one.after[:0] = self._tell_called(place)
+
+    def _follow(self, call: Instruction, depth: int, method: str) -> list[Instruction]:
+        """With what is called on top of the stack: tell of it, and put what is to be called in its place."""
+        first = Instruction("COPY", 5 + call.arg + (call.name == "CALL_KW"))
+        has_arguments = call.name != "CALL_FUNCTION_EX" and call.arg
+        tell = self._tell(self._place("follow", method, call), first if has_arguments else None)
+        return [*tell, Instruction("COPY", 1), Instruction("SWAP", depth + 2), Instruction("POP_TOP")]
+
+    def _statement(self, i: int, method: str) -> dict[str, Any]:
+        """What a call whose result nobody takes may write into, or add something to."""
+        written = tuple(self.flow.written(i))
+        fills = written[0] if written and method and written[0] in self.assigned and self.want.has(written[0]) else ""
+        return {"is_statement": True, "written": written, "fills": fills}
 
 
 def _callee_depth(call: Instruction) -> int:

@@ -56,6 +56,7 @@ class Patterns:
         self.helpers: set[str] = set()  # the functions that are named in addresses
         self.of_helpers = False
         self.everything = False
+        self.all_helpers = False  # whether any helper function may be meant
         self.any_name = False
         self.probabilities = False
         self._around: set[CodeType] = set()  # what runs when a module is called of whose helpers something is wanted
@@ -68,6 +69,7 @@ class Patterns:
         self.helpers.update(pattern.helpers)
         self.any_name = self.any_name or "*" in pattern.last
         self.everything = self.everything or pattern.last == "**"
+        self.all_helpers = self.everything or any("*" in name for name in self.helpers)
         self.of_helpers = self.of_helpers or pattern.is_of_helpers
         if pattern.last == PROBABILITIES:
             self.probabilities = True
@@ -83,25 +85,19 @@ class Patterns:
             found = self._found[id(code)] = code, self._find(code)
         return found[1]
 
-    @property
-    def all_helpers(self) -> bool:
-        """Whether any helper function may be meant."""
-        return self.everything or any("*" in name for name in self.helpers)
-
     def _find(self, code: CodeType) -> Want:
         if is_plumbing(code.co_filename):
             return Want()
         if self.everything:
             return Want(None, True, True)
         names = {pattern.last for patterns in self.of.values() for pattern in patterns if pattern.may_be_in(code)}
-        follow = self.of_helpers and (
-            self.all_helpers
-            or code.co_name.strip("<>") in self.helpers
-            or code.co_name in COMPREHENSIONS
-            or code in self._around
-        )
-        follow = follow or (bool(names) and code in FUSED)
+        follow = (self.of_helpers and self._leads_on(code)) or (bool(names) and code in FUSED)
         if any("*" in name for name in names):
             return Want(None, True, follow)
         operations = any(is_operation(name) or name in code.co_names for name in names)
         return Want(frozenset(names), operations, follow)
+
+    def _leads_on(self, code: CodeType) -> bool:
+        """Whether a function may call a helper that is meant."""
+        is_named = code.co_name.strip("<>") in self.helpers or code.co_name in COMPREHENSIONS
+        return is_named or self.all_helpers or code in self._around

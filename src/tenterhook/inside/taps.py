@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from tenterhook.addresses.grammar import split_number
 from tenterhook.addresses.sites import Site
 from tenterhook.addresses.why import why_never_called
-from tenterhook.hooks.gradients import LONG_AGO
 from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.tap import Action, Tap
 from tenterhook.inside import told as told  # what the copies call
 from tenterhook.inside.engine import Inside
+from tenterhook.inside.why import why_silent
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -28,14 +26,10 @@ if TYPE_CHECKING:
 class InnerTap(OutputTap):
     """One value inside a forward."""
 
-    older = False  # whether the operation was given the value, and only hands it on
     asked: "Callable[[], WantedTap | None]" = staticmethod(lambda: None)  # a weak reference
 
     def place(self, session: "Session") -> None:
         """Nothing: the engine calls it."""
-
-    def __call__(self, module: nn.Module | None, args: Any, value: Any) -> Any:
-        return self.handle(value, LONG_AGO if self.older else None)
 
     def is_shown(self, others_came: bool) -> bool:
         asked = self.asked()
@@ -100,4 +94,4 @@ class WantedTap(Tap):
         engine = self._engine()
         if self.missed or engine is None:
             return self.missed
-        return engine.why_silent(self.site) or why_never_called(model, self.site)
+        return why_silent(engine, self.site) or why_never_called(model, self.site)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tenterhook.inside import engine
 from tenterhook.inside.calls import Here, enter
 from tenterhook.inside.dispatch import Place, acts
+from tenterhook.inside.engine import new_value, older_value, written
 from tenterhook.inside.instrument import CALLED, HERE
 from tenterhook.inside.operation import called_operation
 from tenterhook.inside.variables import PLAIN, holder, holds_tensors, look_up
@@ -37,7 +38,7 @@ def stored(place: Place, value: Any, here: Here, extra: object) -> Any:
         if running.want.has(name):
             if not isinstance(value, Tensor):
                 running.containers.add((name, id(value)))
-            new = running.engine.came(running, place, name, value, older=place.older)
+            new = running.engine.came(running, place, name, value, older_value if place.older else new_value)
             value = value if new is None else new
     return value
 
@@ -68,9 +69,9 @@ def called(place: Place, value: Any, here: Here, callee: Any) -> Any:
     if name is None:
         return value
     if place.is_statement and isinstance(value, Tensor):
-        written = holder(_frame(2), value, place.written)
-        if written is not None and (written in place.written or name.endswith("_")):
-            _tell_written(place, written, value, here)
+        held_by = holder(_frame(2), value, place.written)
+        if held_by is not None and (held_by in place.written or name.endswith("_")):
+            _tell_written(place, held_by, value, here)
             return value
     return _hand_on(place, name, value, here)
 
@@ -79,8 +80,7 @@ def follow(place: Place, callee: Any, here: Here, argument: Any) -> Any:
     """Something is about to be called. Returns what is called."""
     for running in here:
         if running.want.follow:
-            running.engine.follow(callee, place.name, argument)
-            callee = running.engine.instead_of(callee, running, place)
+            callee = running.engine.follow(callee, running, place, argument)
     return callee
 
 
@@ -97,7 +97,7 @@ def looked(place: Place, value: Any, here: object, extra: object) -> Any:
 def _hand_on(place: Place, name: str, value: Any, here: Here) -> Any:
     for running in here:
         if running.want.operations and running.want.has(name):
-            new = running.engine.came(running, place, name, value, older=place.older)
+            new = running.engine.came(running, place, name, value, older_value if place.older else new_value)
             value = value if new is None else new
     return value
 
@@ -110,13 +110,13 @@ def _filled(place: Place, value: Any, here: Here) -> None:
     for running in here:
         if running.want.has(name) and (name, id(value)) not in running.containers:
             running.containers.add((name, id(value)))
-            running.engine.came(running, place, name, value, older=True)
+            running.engine.came(running, place, name, value, older_value)
 
 
 def _tell_written(place: Place, name: str, value: Tensor, here: Here) -> None:
     for running in here:
         if running.want.has(name):
-            running.engine.came(running, place, name, value, in_place=True)
+            running.engine.came(running, place, name, value, written)
 
 
 acts.update(begin=begin, stored=stored, wrote=wrote, made=made, called=called, follow=follow, looked=looked)
