@@ -41,7 +41,7 @@ def nothing_left_behind(monkeypatch):
     assert scope.here() == (), "a scope is still open"
     assert copies.running() == [], "a function still runs a copy of its code"
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still on"
-    assert compiler._open == 0, "the compiler stance was not put back"
+    assert not compiler._holders, "the compiler stance was not put back"
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ def perform(name, kind):
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     try:
         globals()[name].body(kind)
-        assert scope.here() == () and compiler._open == 0, "something is still open"
+        assert scope.here() == () and not compiler._holders, "something is still open"
     except BaseException:
         return f"rank {dist.get_rank()} of {dist.get_world_size()}: {traceback.format_exc()}"
     finally:

@@ -39,7 +39,7 @@ def test_copies_and_pickles_of_a_model_leave_our_entries_out():
     module = nn.Linear(2, 2)
     theirs = module.register_forward_hook(print)
     register(module._forward_hooks, Noting([]))
-    begin_hiding()
+    begin_hiding("test")
     try:
         file = io.BytesIO()
         torch.save(module, file)
@@ -50,7 +50,7 @@ def test_copies_and_pickles_of_a_model_leave_our_entries_out():
             torch.load(file, weights_only=False),
         ]
     finally:
-        end_hiding()
+        end_hiding("test")
     for one in made:
         what = "pickle, torch.save or copy.deepcopy no longer asks copyreg for how to reduce an OrderedDict"
         assert list(one._forward_hooks) == [theirs.id], what

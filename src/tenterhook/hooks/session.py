@@ -32,8 +32,6 @@ class Session:
     ended_by: type[BaseException] | None = None
     was_entered = False
     _is_open = False
-    _is_placed = False
-    _holds_stance = False
     _recomputing = 0  # how many checkpoints run again under it, after it was left
 
     def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False, reduced: bool = False) -> None:
@@ -112,10 +110,8 @@ class Session:
             yield
 
     def _begin_placing(self) -> None:
-        self._holds_stance = compiler.force_eager()
-        self.ran_eagerly = self.ran_eagerly or self._holds_stance
-        begin_hiding()
-        self._is_placed = True
+        self.ran_eagerly = compiler.force_eager(self) or self.ran_eagerly
+        begin_hiding(self)
 
     def _leave(self) -> None:
         try:
@@ -136,12 +132,8 @@ class Session:
             mode.switch_off()
         self.places.remove(remember)
         self.scope.remove_hooks()
-        if self._is_placed:
-            self._is_placed = False
-            end_hiding()
-        if self._holds_stance:
-            self._holds_stance = False
-            compiler.allow_compiled()
+        end_hiding(self)
+        compiler.allow_compiled(self)
 
     def module_of(self, site: Site) -> Any:
         """The module, or the graph node, that a site belongs to."""

@@ -5,7 +5,7 @@ of a class that was compiled before. The eager stance makes every compiled call 
 hooks fire; the compiled code stays in its cache and is used again, as it is, once the stance is lifted.
 
 The stance belongs to the process, not to a thread, so sessions that overlap share one: the first sets it, the
-last puts back what was there. That count lives in this module, as the swapped parameters do in `hooks/swap.py`.
+last puts back what was there. Who holds it lives in this module, as the swapped parameters do in `hooks/swap.py`.
 
 Relies on: `torch._dynamo.eval_frame._set_stance`, which gives the stance before and refuses inside compiled code, and
 `DynamoStance("force_eager")`; `convert_frame.input_codes.seen`, the code that was compiled so far; a wrapped module
@@ -24,36 +24,36 @@ import torch
 from torch import nn
 
 _lock = threading.Lock()
-_open = 0
+_holders: set[int] = set()  # ids of what wants compiled code to run eagerly
 _before: Any = None
 
 
-def force_eager() -> bool:
-    """Set the eager stance, or join the session that did. False where nothing can have been compiled yet."""
-    global _open, _before
+def force_eager(holder: object) -> bool:
+    """Set the eager stance, or join those that did. False where nothing can have been compiled yet."""
+    global _before
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # torch.compile imports it, and importing it takes two seconds
         return False
     with _lock:
-        if _open == 0:
+        if not _holders:
             try:
                 # What torch.compiler.set_stance does, in a third of the time: every session pays for it.
                 _before = dynamo._set_stance(_eager())
             except RuntimeError as error:
                 what = "a session cannot be opened inside code that torch.compile runs; open it around the call"
                 raise RuntimeError(what) from error
-        _open += 1
+        _holders.add(id(holder))
     return True
 
 
-def allow_compiled() -> None:
-    """Undo one `force_eager`."""
-    global _open, _before
+def allow_compiled(holder: object) -> None:
+    """Undo its `force_eager`; may be done again, after Ctrl-C in between."""
+    global _before
     with _lock:
-        _open -= 1
-        if _open == 0:
+        if _before is not None and _holders <= {id(holder)}:
             sys.modules["torch._dynamo.eval_frame"]._set_stance(_before)
             _before = None
+        _holders.discard(id(holder))
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 _FIRST = -(1 << 60)
 _lock = threading.RLock()  # a session may be closed by garbage collection while another is being opened
-_hiding = 0
+_holders: set[int] = set()  # ids of what has entries in a model
 _reducer_before: Any = None
 
 
@@ -59,27 +59,25 @@ def register(table: Any, hook: Any, *, with_kwargs: Any = None, first: bool = Fa
     return handle
 
 
-def begin_hiding() -> None:
+def begin_hiding(holder: object) -> None:
     """From here on, copies and pickles of models are made without our entries."""
-    global _hiding, _reducer_before
+    global _reducer_before
     with _lock:
-        _hiding += 1
-        if _hiding == 1:
+        if not _holders:
             _reducer_before = copyreg.dispatch_table.get(OrderedDict)
             copyreg.dispatch_table[OrderedDict] = _without_ours
+        _holders.add(id(holder))
 
 
-def end_hiding() -> None:
-    """Undo one `begin_hiding`."""
-    global _hiding
+def end_hiding(holder: object) -> None:
+    """Undo its `begin_hiding`; may be done again, after Ctrl-C in between."""
     with _lock:
-        _hiding -= 1
-        if _hiding or copyreg.dispatch_table.get(OrderedDict) is not _without_ours:
-            return
-        if _reducer_before is None:
-            del copyreg.dispatch_table[OrderedDict]
-        else:
-            copyreg.dispatch_table[OrderedDict] = _reducer_before
+        if _holders <= {id(holder)} and copyreg.dispatch_table.get(OrderedDict) is _without_ours:
+            if _reducer_before is None:
+                del copyreg.dispatch_table[OrderedDict]
+            else:
+                copyreg.dispatch_table[OrderedDict] = _reducer_before
+        _holders.discard(id(holder))
 
 
 def _without_ours(table: OrderedDict[Any, Any]) -> Any:

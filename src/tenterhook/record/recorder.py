@@ -96,7 +96,7 @@ class Recorder:
     ) -> None:
         """Place the hooks: on these models, or on whatever is called."""
         self._guard.on = self._installed = True
-        begin_hiding()
+        begin_hiding(self)
         self._optimizers.only, self._optimizers.everything = optimizer, discover
         self._steps.listen()
         wrapped.listen(self._listeners)
@@ -116,7 +116,7 @@ class Recorder:
             stack.callback(self._discovery.take_off)
             if self._installed:
                 self._installed = False
-                stack.callback(end_hiding)
+                stack.callback(end_hiding, self)
         _forked.discard(self)
 
     def finish(self) -> None:
