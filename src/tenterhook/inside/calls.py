@@ -80,6 +80,7 @@ class Calls:
 
     def __init__(self, engine: "Inside", session: Session) -> None:
         self._engine = weakref.ref(engine)
+        self._wanted = engine.patterns.of
         self._session = weakref.ref(session)
         self._scope = session.scope
         self._functions: dict[Any, Any] = {}  # by code: those that are no modules and whose calls count
@@ -96,7 +97,7 @@ class Calls:
 
     def is_of_model(self, module: nn.Module) -> bool:
         """Whether it is one of the model's: its methods belong to no other's call."""
-        return id(module) in self._modules
+        return id(module) in self._wanted or id(module) in self._modules
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
