@@ -1,6 +1,7 @@
 # ruff: noqa: F841
 """Reports and errors: why a value did not come, and addresses that cannot be."""
 
+import functools
 import threading
 
 import pytest
@@ -73,7 +74,49 @@ def test_a_path_with_a_part_missing_is_told_in_full():
 
     with capture(model := module_of(forward), "./inner/y", "./mid*/y") as seen:
         model(X)
-    assert [row[2] for row in seen.report()] == ["it came as middle/inner/y"] * 2
+    assert [row[2] for row in seen.report()] == ["it came as ./middle/inner/y"] * 2
+
+
+@pytest.mark.parametrize("address", ["./middle/inner/yy", "./**/yy"])
+def test_a_misspelt_variable_of_a_helper_is_told_what_is_near(address):
+    def forward(self, x):
+        return middle(x)
+
+    with capture(model := module_of(forward), address) as seen:
+        model(X)
+    ((_, _, why),) = seen.report()
+    assert "did you mean y?" in why
+
+
+def test_nothing_is_said_of_a_helper_that_was_not_seen():
+    def forward(self, x):
+        return x + 1
+
+    with capture(model := module_of(forward), "./inner/y") as seen:
+        model(X)
+    ((_, _, why),) = seen.report()
+    assert why.startswith("no call of a function inner was seen in it")
+
+
+def test_the_inside_of_torchscript_is_refused_as_its_output_is():
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
+    with capture(model, "./y", "0/y") as seen:
+        model(torch.ones(1, 3))
+    assert all("TorchScript" in row[2] for row in seen.report())
+
+
+class Encoder(nn.Module):
+    def encode(self, x):
+        e = x * 5
+        return e + 1
+
+
+@pytest.mark.parametrize("wrap", [lambda method: method, functools.partial])
+def test_a_method_of_a_module_is_a_function_like_others(wrap):
+    encode = wrap(Encoder().encode)
+    with capture(encode, "e") as seen:
+        encode(X)
+    assert seen["e"].equal(X * 5)
 
 
 def test_a_forward_that_is_replaced_inside_the_block_is_told_of():

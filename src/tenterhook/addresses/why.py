@@ -50,7 +50,7 @@ def _why_not_called_by(parent: nn.Module, module: nn.Module, name: str, is_in_li
 
 def is_container(module: nn.Module) -> bool:
     """Whether a module has no forward of its own, like ModuleList."""
-    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    return getattr(type(module), "forward", None) is nn.Module.forward and "forward" not in vars(module)
 
 
 def _caller(model: nn.Module, name: str) -> tuple[nn.Module | None, str, bool]:

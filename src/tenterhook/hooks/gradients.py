@@ -94,7 +94,7 @@ class GradientTap(Tap):
         if torch.is_grad_enabled():
             return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
         if self.may_come_again(call):
-            return "its checkpoint was not run again inside this session"
+            return "it ran without gradients, in an autograd.Function or in a checkpoint that did not run again since"
         return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
 
     def own(self, part: Any, value: Any, start: CallStart | None) -> tuple[Any, Any]:

@@ -83,7 +83,7 @@ class Calls:
         self._wanted = engine.patterns.of
         self._session = weakref.ref(session)
         self._scope = session.scope
-        self._functions: dict[Any, Any] = {}  # by code: those that are no modules and whose calls count
+        self.functions: dict[Any, Any] = {}  # by code: those that are no modules and whose calls count
         self._origins: weakref.WeakKeyDictionary[Any, Where] = weakref.WeakKeyDictionary()  # of checkpoints
         # Of those that run again: in which backward pass and frame, and where that is.
         self._again: weakref.WeakKeyDictionary[Any, tuple[int, int, Where]] = weakref.WeakKeyDictionary()
@@ -101,7 +101,7 @@ class Calls:
 
     def add_function(self, owner: Any) -> None:
         """A function that is no module, of which the calls count."""
-        self._functions.update((original(code), owner) for code in owner.codes)
+        self.functions.update((original(code), owner) for code in owner.codes)
 
     def locate(self, frame: Any, me: Any) -> Where:
         """Where a function that begins runs; `me`: the module whose method it is, if it is one."""
@@ -127,7 +127,7 @@ class Calls:
     def _begins_call(self, frame: Any, me: Any) -> Where | None:
         """Where a function runs that torch calls as a module's forward, or that the session asks about."""
         code, back = frame.f_code, frame.f_back
-        function = self._functions.get(original(code)) if self._functions else None
+        function = self.functions.get(original(code)) if self.functions else None
         if function is not None and function.is_run_by(frame):
             return Where(function, "", self._new_call(function))
         if back is None:

@@ -142,6 +142,8 @@ class Inside:
 
     def _goes_around(self, me: nn.Module) -> bool:
         """Whether nothing that is wanted is in, or below, the methods of a module of which nothing is."""
+        if self.calls.functions:  # this may be one of them, as a bound method
+            return False
         return not self.patterns.of_helpers or (not self.patterns.all_helpers and self.calls.is_of_model(me))
 
     def begins_elsewhere(self, place: Place, me: Any) -> None:

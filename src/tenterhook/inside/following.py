@@ -3,7 +3,7 @@
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -15,6 +15,7 @@ from tenterhook.inside.instrument import codes_in
 from tenterhook.inside.operation import is_own_function
 from tenterhook.inside.pattern import Patterns
 
+_PROPERTIES = (property, cached_property)
 _CALLED_BY_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, Tensor)
 
 
@@ -71,9 +72,8 @@ class Following:
         if self._patterns.of_helpers:
             members = (member for cls in kind.__mro__ if cls is not nn.Module for member in vars(cls).values())
             for member in members:
-                if isinstance(member, property):
-                    self.meet(member.fget)
-                    self.meet(member.fset)
+                for accessor in ("fget", "fset", "func"):  # of a property, or a cached one
+                    self.meet(getattr(member, accessor, None) if isinstance(member, _PROPERTIES) else None)
 
     def meet(self, thing: Any, method: str = "") -> None:
         """Something may be called: have the functions that run then tell what is wanted of them."""

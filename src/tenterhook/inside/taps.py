@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.jit import ScriptModule
+
 from tenterhook.addresses.grammar import split_number
 from tenterhook.addresses.sites import Site
 from tenterhook.addresses.why import why_never_called
-from tenterhook.hooks.outputs import OutputTap
+from tenterhook.hooks.outputs import SCRIPTED, OutputTap
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.tap import Action, Tap
 from tenterhook.inside import told as told  # what the copies call
@@ -52,6 +54,9 @@ class WantedTap(Tap):
         self._make = make
 
     def place(self, session: "Session") -> None:
+        if isinstance(self.site.owner(), ScriptModule):
+            self.missed = SCRIPTED
+            return
         engine = next((mode for mode in session.modes if isinstance(mode, Inside)), None)
         if engine is None:
             engine = Inside(session)

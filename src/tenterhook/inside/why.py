@@ -24,16 +24,20 @@ def why_silent(engine: Inside, site: Site) -> str:
     if not codes:
         return _why_not_run(engine, owner)
     *helpers, last = name.split("/")[1:]
-    if elsewhere := [base[1:] for base in came if base.endswith(f"/{last}")]:
+    if elsewhere := [str(site.address._replace(inner=base)) for base in came if base.endswith(f"/{last}")]:
         return f"it came as {', '.join(elsewhere[:4])}"
     return _why_not_in(engine, helpers[-1], last) if helpers else _why_not_assigned(last, codes)
 
 
 def _why_not_in(engine: Inside, helper: str, last: str) -> str:
-    """Why no value came from a helper function."""
-    every = (code for code in engine.following.codes() if engine.has_run(code))
-    codes = [code for code in every if matches(helper, code.co_name.strip("<>"))]
-    return _why_not_assigned(last, codes) if codes else f"no function {helper} ran in it; see sites(model, *inputs)"
+    """Why no value came from a helper function. Only those that have a variable of that name tell that they ran."""
+    every = {code: _variables([code]) for code in engine.following.codes()}
+    named = [code for code in every if matches(f"/{helper}", f"/{code.co_name.strip('<>')}")]
+    have_it = [code for code in named if last in every[code]]
+    if not named or (have_it and not any(map(engine.has_run, have_it))):
+        what = f"a function {helper}" if "*" not in helper else "such a function"
+        return f"no call of {what} was seen in it; see sites(model, *inputs)"
+    return _why_not_assigned(last, have_it or named)
 
 
 def _why_not_run(engine: Inside, owner: Any) -> str:
@@ -48,9 +52,13 @@ def _why_not_run(engine: Inside, owner: Any) -> str:
 
 def _why_not_assigned(name: str, codes: list[CodeType]) -> str:
     """Why no value of that name came from some functions that ran."""
-    names = sorted({variable for code in codes for variable in (*code.co_varnames, *code.co_cellvars)})
+    names = sorted(_variables(codes))
     if name in names:
         return "no tensor came to it: that line did not run, or it holds something else"
     near = close_matches(name, names)
     hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
     return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"
+
+
+def _variables(codes: list[CodeType]) -> set[str]:
+    return {variable for code in codes for variable in (*code.co_varnames, *code.co_cellvars)}
