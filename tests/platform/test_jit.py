@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import nn
 
-from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, is_compared, is_tracing, scripted
+from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, is_compared, is_tracing, scripted, untraced
 
 
 def test_a_trace_is_told_from_the_comparison_after_it():
@@ -21,6 +21,17 @@ def test_a_trace_is_told_from_the_comparison_after_it():
     assert found[0] == (False, False)
     assert (True, False) in found, "torch.jit.trace does not show in _is_tracing"
     assert (False, True) in found, "torch.jit.trace no longer compares in _check_trace"
+
+
+def test_what_is_computed_aside_is_no_part_of_a_trace():
+    def function(x):
+        with untraced():
+            x * 100
+        assert is_tracing()
+        return x + 2
+
+    kinds = [node.kind() for node in torch.jit.trace(function, torch.ones(2), check_trace=False).graph.nodes()]
+    assert "aten::add" in kinds and "aten::mul" not in kinds
 
 
 def test_scripts_are_made_in_one_function(monkeypatch):

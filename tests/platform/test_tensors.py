@@ -1,6 +1,7 @@
 import torch
+from torch._subclasses import FakeTensorMode
 
-from tenterhook.platform.tensors import hook_gradient, is_view, share_storage, viewed_by
+from tenterhook.platform.tensors import has_numbers, hook_gradient, is_view, share_storage, viewed_by
 
 
 def test_a_view_knows_what_it_is_a_view_of():
@@ -16,6 +17,12 @@ def test_two_tensors_with_one_storage_are_known():
     assert share_storage(base, base[2:].detach()), "torch no longer gives a storage its own number"
     assert not share_storage(base, base.clone()), "torch now gives two storages one number"
     assert share_storage(base, base.to_sparse()), "what cannot be told counts as shared"
+
+
+def test_tensors_without_numbers_are_known():
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert has_numbers(torch.ones(2)) and not has_numbers(fake) and not has_numbers(torch.ones(2, device="meta"))
 
 
 def test_a_hook_put_into_the_table_of_a_tensor_sees_its_gradient():

@@ -232,3 +232,11 @@ def test_reports_of_calls_under_vmap():
             for _ in range(2):
                 torch.vmap(torch.func.grad(lambda x: model(x).sum()))(x)
         assert float(next(iter(edits.report()))[3]) == pytest.approx(model(x).abs().max().item(), rel=0.01)
+
+
+def test_reports_of_tensors_without_numbers():
+    with edit(nn.Identity(), {".": scale(2.0)}) as edits:
+        edits._model(torch.ones(2, device="meta"))
+    assert next(iter(edits.report()))[1:] == ("1×", "scale(2.0)", "–", "–") and "cannot be compared" in str(
+        edits.report()
+    )

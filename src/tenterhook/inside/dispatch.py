@@ -9,6 +9,7 @@ be traced. `here` is what the call for the beginning of the function returned: N
 import builtins
 import itertools
 import linecache
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -47,7 +48,7 @@ class Place:
 
 
 _places: dict[int, Place] = {}
-_numbers = itertools.count(1)
+_numbers = itertools.count(time.time_ns())  # so that copies unpickled in another process find none of its places
 
 
 def register(place: Place) -> int:
@@ -71,7 +72,7 @@ def tell(value: Any, number: int, here: Any, extra: Any) -> Any:
     return value if place is None else place.act(place, value, here, extra)
 
 
-never_trace(tell)
+never_trace(tell, "a tenterhook session looks inside this function: compile or export it outside of the session")
 
 
 def install() -> None:

@@ -56,8 +56,9 @@ def functions_of(thing: Any, method: str = "") -> Iterator[FunctionType]:
 
 
 def _leads_to(one: Any) -> Iterable[Any]:
-    if hasattr(one, "__wrapped__") and not isinstance(one, nn.Module):
-        yield one.__wrapped__
+    wrapped = getattr(one, "__dict__", {}).get("__wrapped__")  # a Proxy of torch.fx has every attribute
+    if wrapped is not None and not isinstance(one, nn.Module):
+        yield wrapped
     if isinstance(one, FunctionType | type(None)):
         return
     if isinstance(one, functools.partial):

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from tenterhook.inside import engine
 from tenterhook.inside.calls import Here, enter
-from tenterhook.inside.dispatch import Place, acts
+from tenterhook.inside.dispatch import Place, acts, tell
 from tenterhook.inside.engine import new_value, older_value, written
 from tenterhook.inside.instrument import CALLED, HERE
 from tenterhook.inside.operation import called_operation
 from tenterhook.inside.variables import PLAIN, holder, holds_tensors, look_up
+from tenterhook.platform.compiler import never_compile
 from tenterhook.platform.frames import frame_here
 
 _frame = frame_here  # of the function itself: two above what the dispatcher calls
@@ -120,3 +121,4 @@ def _tell_written(place: Place, name: str, value: Tensor, here: Here) -> None:
 
 
 acts.update(begin=begin, stored=stored, wrote=wrote, made=made, called=called, follow=follow, looked=looked)
+never_compile(tell)  # else torch.compile would take what we do as frames of its own, where it breaks a graph for us

@@ -1,9 +1,12 @@
 """torch.jit: what is traced, and where scripts are made.
 
-Relies on: `torch._C._is_tracing`; `torch.jit.trace` compares its result with the module in `_check_trace`;
-`torch.jit.script` makes modules in `torch.jit._recursive.create_script_module(nn_module, …)`.
+Relies on: `torch._C._is_tracing`, and `_get_tracing_state` and `_set_tracing_state`, of a thread, None for none;
+`torch.jit.trace` compares its result with the module in `_check_trace`; `torch.jit.script` makes modules in
+`torch.jit._recursive.create_script_module(nn_module, …)`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,6 +17,17 @@ from tenterhook.platform.frames import frames_from
 is_tracing = torch._C._is_tracing  # torch.jit.trace, which would take what we do for the model's
 SCRIPTS_IN: Any = torch.jit._recursive
 SCRIPT = "create_script_module"
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """What is computed within is no part of what torch.jit.trace makes."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def is_compared(frame: FrameType) -> bool:

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from tenterhook.platform.jit import is_tracing, untraced
+
 dispatch_modes = torch._C._len_torch_dispatch_stack  # how many are on
 function_modes = torch._C._len_torch_function_stack
 without_function_modes = torch._C.DisableTorchFunction
@@ -66,8 +68,14 @@ def any_mode() -> bool:
 
 
 def unrecorded() -> AbstractContextManager[Any]:
-    """Without any dispatch mode, whoever's it is."""
-    return _disable_current_modes() if dispatch_modes() else nullcontext()
+    """Without any dispatch mode, whoever's it is, and out of sight of torch.jit.trace."""
+    return _unrecorded() if dispatch_modes() or is_tracing() else nullcontext()
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    with _disable_current_modes(), untraced():
+        yield
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Relies on: `Tensor._is_view` and `Tensor._base`, true and the viewed tensor wher
 tensors have one storage where `untyped_storage()._cdata` is the same number; `Tensor._is_zerotensor`, true for a
 gradient that is known to be zero and has no memory; `Node._register_hook_dict(tensor)` has a node ask
 `tensor._backward_hooks`, an ordered dict, and is what `register_hook` does for the first hook. In torch 2.13
-`register_hook` can crash where `grad_fn` has not been read before.
+`register_hook` can crash where `grad_fn` has not been read before. `torch._subclasses.FakeTensor` is what torch.export
+and the compiler run models with.
 """
 
 import itertools
@@ -13,12 +14,18 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 _ids = itertools.count(-1_000_000_000, -1)  # far from torch's own, which count up, and from those of sessions
 
 is_view = Tensor._is_view
 is_zero_tensor = Tensor._is_zerotensor
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there is something in a tensor: not in one on the meta device, or of torch.export."""
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 def viewed_by(tensor: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tenterhook.platform.functorch import is_within_vmap
 from tenterhook.platform.modes import unrecorded
+from tenterhook.platform.tensors import has_numbers
 from tenterhook.values.tree import Omitted, can_have_gradient, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
@@ -80,10 +81,10 @@ class Difference:
                     continue
                 try:
                     found = _compared(old, self._change(old) if new is None else new)
-                    if any(is_within_vmap(one.largest) for one in found):  # of one that is over, or of another
+                    if not all(_can_be_read(one.largest) for one in found):
                         raise NotImplementedError
                     self._found += found
-                except (NotImplementedError, RuntimeError):  # sparse; or of torch.func, whose transform is over
+                except (NotImplementedError, RuntimeError):  # sparse, or without numbers
                     self.unknown = f"{_kind(old)} cannot be compared"
 
     @property
@@ -142,6 +143,11 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int]:
 
 def _kind(tensor: Tensor) -> str:
     return "a sparse tensor" if tensor.layout != torch.strided else "such a tensor"
+
+
+def _can_be_read(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers; one of vmap has not, once that is over."""
+    return has_numbers(tensor) and not is_within_vmap(tensor)
 
 
 def _compared(old: Tensor, new: Tensor) -> list[Any]:
