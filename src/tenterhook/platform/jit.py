@@ -23,11 +23,11 @@ SCRIPT = "create_script_module"
 def untraced() -> Iterator[None]:
     """What is computed within is no part of what torch.jit.trace makes."""
     state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def is_compared(frame: FrameType) -> bool:
