@@ -22,9 +22,10 @@ from expected import EXPECTED, MODULES  # noqa: E402
 from tenterhook.platform.assembler import VERSIONS  # noqa: E402
 
 CHECKS = HERE / "checks.py"
-PYODIDE, PYODIDE_VERSION = ROOT / "out" / "pyodide", "314.0.7"
+PYODIDE_VERSION = "314.0.7"
+PYODIDE = ROOT / "out" / f"pyodide-{PYODIDE_VERSION}"
 PROGRAMS = 300
-AT_MOST = 240  # seconds for one test module: then it is stopped
+AT_MOST = 600  # seconds for one test module: then it is stopped
 FOUND = "FOUND "
 Command = list[str]
 
@@ -36,7 +37,7 @@ def interpreter(version: str) -> Command | None:
     for command in known:
         asks = "import sys; print('%d.%d' % sys.version_info[:2])"
         if shutil.which(command) and _output([command, "-c", asks]).strip() == version:
-            return [command]
+            return [command, str(CHECKS)]
     return None
 
 
@@ -46,14 +47,21 @@ def pyodide(version: str) -> Command | str:
         return f"neither python{version}, nor node and npm for pyodide"
     if version.replace(".", "") != PYODIDE_VERSION.split(".")[0]:
         return f"no python{version}"
+    if (PYODIDE / "node_modules" / "pyodide" / "pyodide.mjs").exists():
+        return _in_node()
     install = ["npm", "install", "--no-fund", "--no-audit", "--prefix", str(PYODIDE), f"pyodide@{PYODIDE_VERSION}"]
     PYODIDE.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         return f"no python{version}, and npm could not install pyodide: {done.stderr.strip()[-300:]}"
+    return _in_node()
+
+
+def _in_node() -> Command:
+    """With the tests of the newest Python that is there, since pyodide has none."""
     newest = next(filter(None, (interpreter(f"{a}.{b}") for a, b in reversed(VERSIONS))))
-    tests = _output([*newest, "-c", "import test; print(*test.__path__)"]).strip()
-    return ["node", str(HERE / "pyodide.mjs"), str(PYODIDE), str(ROOT), tests]
+    tests = _output([newest[0], "-c", "import test; print(*test.__path__)"]).strip()
+    return ["node", str(HERE / "pyodide.mjs"), str(PYODIDE), str(ROOT), tests, str(CHECKS.relative_to(ROOT))]
 
 
 def _output(command: Command) -> str:
@@ -105,16 +113,16 @@ def _run(command: Command) -> list[str]:
     return lines
 
 
-def why_expected(test: str, version: str) -> str | None:
+def why_expected(test: str) -> str | None:
     """Why a test of CPython's fails by nature: see expected.py."""
     return next((why for why, tests in EXPECTED.items() if any(fnmatch(test, one) for one in tests)), None)
 
 
-def tests_of(command: Command, version: str) -> dict:
+def tests_of(command: Command) -> dict:
     """CPython's own tests, without those that fail by nature or without us, too."""
     names = [f"test.test_{name}" for name in MODULES.split()]
     found = suite(command, "suite", names)
-    bad = {test: text for test, text in found["bad"].items() if not why_expected(test, version)}
+    bad = {test: text for test, text in found["bad"].items() if not why_expected(test)}
     expected = len(found["bad"]) - len(bad)
     if bad:
         plain = suite(command, "bare", sorted({test.split(":")[0] for test in bad}))
@@ -123,44 +131,38 @@ def tests_of(command: Command, version: str) -> dict:
     return {"without us": 0, **found, "expected": expected, "bad": bad}
 
 
-def summary(title: str, trip: dict, programs: dict, tests: dict) -> int:
+def summary(trip: dict, programs: dict, tests: dict) -> int:
     """Prints the line of one Python, and what is unexpected."""
     bad = trip["bad"] | programs["bad"] | tests["bad"]
     print(
-        f"{title}: {trip.get('files', 0)} files, {trip.get('functions', 0)} code objects;"
-        f" {programs.get('programs', 0)} programs; {tests['tests']} tests of CPython's"
-        f" with {tests['instrumented']} functions instrumented, {tests['expected']} expected failures,"
+        f"{trip.get('python', 'stopped')}: {trip.get('files', 0)} files, {trip.get('codes', 0)} code objects;"
+        f" {programs.get('programs', 0)} programs; {tests['tests']} tests of CPython's,"
+        f" {tests['instrumented']} functions instrumented; {tests['expected']} expected failures,"
         f" {tests['without us']} that fail without us, too; {len(bad)} unexpected",
         flush=True,
     )
     for test, text in bad.items():
-        print(f"  {test}\n    {text.strip().replace(chr(10), chr(10) + '    ')}", flush=True)
+        print(f"  {test}", *text.strip().splitlines(), sep="\n    ", flush=True)
     return len(bad)
 
 
 def main(versions: list[str]) -> int:
     """Every check on every version, two at a time."""
-    bad, unchecked = 0, {}
+    commands = {version: interpreter(version) or pyodide(version) for version in versions}
+    runnable = [command for command in commands.values() if isinstance(command, list)]
     with ThreadPoolExecutor(2) as pool:
-        waiting = {}
-        for version in versions:
-            script, command = [str(CHECKS)], interpreter(version)
-            title = version
-            if command is None:
-                command, script, title = pyodide(version), [str(CHECKS.relative_to(ROOT))], f"{version} (pyodide)"
-            if isinstance(command, str):
-                unchecked[version] = command
-                continue
-            command += script
-            waiting[title] = (
+        started = [
+            (
                 pool.submit(check, command, "roundtrip"),
                 pool.submit(check, command, "programs", str(PROGRAMS)),
-                pool.submit(tests_of, command, version),
+                pool.submit(tests_of, command),
             )
-        for title, found in waiting.items():
-            bad += summary(title, *(one.result() for one in found))
-    for version, why in unchecked.items():
-        print(f"{version}: NOT CHECKED: there is {why}")
+            for command in runnable
+        ]
+        bad = sum(summary(*(one.result() for one in parts)) for parts in started)
+    for version, why in commands.items():
+        if isinstance(why, str):
+            print(f"{version}: NOT CHECKED, since there is {why}")
     return bad
 
 
