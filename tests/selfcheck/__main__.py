@@ -120,15 +120,14 @@ def why_expected(test: str) -> str | None:
 
 def tests_of(command: Command) -> dict:
     """CPython's own tests, without those that fail by nature or without us, too."""
-    names = [f"test.test_{name}" for name in MODULES.split()]
-    found = suite(command, "suite", names)
+    found = suite(command, "suite", [f"test.test_{name}" for name in MODULES.split()])
     bad = {test: text for test, text in found["bad"].items() if not why_expected(test)}
     expected = len(found["bad"]) - len(bad)
-    if bad:
-        plain = suite(command, "bare", sorted({test.split(":")[0] for test in bad}))
-        found["without us"] = len(bad.keys() & plain["bad"].keys())
-        bad = {test: text for test, text in bad.items() if test not in plain["bad"]}
-    return {"without us": 0, **found, "expected": expected, "bad": bad}
+    modules = sorted({test.split(":")[0] for test in bad})
+    alone = set().union(*(suite(command, "suite", [module])["bad"] for module in modules))
+    plain = suite(command, "bare", modules)["bad"].keys() & alone
+    bad = {test: text for test, text in bad.items() if test in alone - plain}  # others come of the tests before
+    return {**found, "expected": expected, "without us": len(plain & found["bad"].keys()), "bad": bad}
 
 
 def summary(trip: dict, programs: dict, tests: dict) -> int:

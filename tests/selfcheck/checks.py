@@ -153,6 +153,45 @@ def stored(place, value, here, extra):
     return value if is_argument else Told.now.tell(here, place.name, value)
 
 
+OURS = {dispatch.__file__, __file__}
+
+
+def hide(name):
+    """Has `sys.settrace` or `sys.setprofile` pass over our functions, as if they were of C."""
+    set_hook, get_hook = getattr(sys, f"set{name}"), getattr(sys, f"get{name}")
+
+    def set_other(hook):
+        def others(frame, event, argument):
+            return None if frame.f_code.co_filename in OURS else hook(frame, event, argument)
+
+        others.hook = hook
+        set_hook(None if hook is None else others)
+
+    def get_other():
+        found = get_hook()
+        return getattr(found, "hook", found)
+
+    setattr(sys, f"set{name}", set_other)
+    setattr(sys, f"get{name}", get_other)
+
+
+def hide_from_monitoring():
+    """Has `sys.monitoring` pass over our functions, and over the calls of them."""
+    register = sys.monitoring.register_callback
+
+    def register_other(tool, event, callback):
+        def others(code, *arguments):
+            if code.co_filename not in OURS and not any(one is dispatch.tell for one in arguments):
+                return callback(code, *arguments)
+            return None
+
+        others.hook = callback
+        found = register(tool, event, None if callback is None else others)
+        return getattr(found, "hook", found)
+
+    sys.monitoring.register_callback = register_other
+
+
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, name):
         return everywhere(compile(self.get_data(self.path), self.path, "exec", dont_inherit=True))
@@ -174,6 +213,10 @@ def suite(names, is_bare=False):
     act(begin=lambda place, *_: place)
     if not is_bare:
         sys.meta_path.insert(0, _Finder())
+        hide("trace")
+        hide("profile")
+        if sys.version_info >= (3, 12):
+            hide_from_monitoring()
     for name in names:
         done.clear()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -191,6 +234,8 @@ def run_tests(name):
             found = unittest.defaultTestLoader.loadTestsFromName(name)
         except unittest.SkipTest:  # it needs what is not there, as threads
             return 0, {}
+        except Exception:
+            return 0, {f"{name}:import": traceback.format_exc()}
         result = unittest.TextTestRunner(stream=io.StringIO(), verbosity=0).run(found)
     return result.testsRun, {f"{name}:{test}": text for test, text in result.failures + result.errors}
 
