@@ -181,7 +181,7 @@ def hide_from_monitoring():
 
     def register_other(tool, event, callback):
         def others(code, *arguments):
-            if code.co_filename not in OURS and not any(one is dispatch.tell for one in arguments):
+            if getattr(code, "co_filename", "") not in OURS and not any(one is dispatch.tell for one in arguments):
                 return callback(code, *arguments)
             return None
 
