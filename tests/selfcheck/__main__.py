@@ -24,7 +24,7 @@ from tenterhook.platform.assembler import VERSIONS  # noqa: E402
 CHECKS = HERE / "checks.py"
 PYODIDE_VERSION = "314.0.7"
 PYODIDE = ROOT / "out" / f"pyodide-{PYODIDE_VERSION}"
-PROGRAMS = 300
+PROGRAMS = 150
 AT_MOST = 600  # seconds for one test module: then it is stopped
 FOUND = "FOUND "
 Command = list[str]
