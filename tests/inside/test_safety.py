@@ -21,8 +21,10 @@ from torch import nn
 
 from tenterhook import capture, edit, observe, sites
 from tenterhook.changes import add, scale, zero
+from tenterhook.errors import AddressError
 from tenterhook.inside import copies, dispatch, engine
 from tenterhook.inside.instrument import Want
+from tenterhook.platform import assembler
 from tests.inside.models import Residual, X, module_of, names
 
 
@@ -381,3 +383,21 @@ def test_ctrl_c_while_a_session_ends_leaves_no_copy():
         assert {name: len(table) for name, table in vars(model).items() if name.endswith("_hooks")} == hooks
         assert not engine.anywhere
     assert next(events) < at  # else there are more lines than were tried
+
+
+def test_a_python_that_was_not_checked_is_refused_for_inner_addresses_alone(monkeypatch):
+    monkeypatch.setattr(assembler.sys, "version_info", (3, 99, 0))
+    model = nn.Sequential(Block())
+    for ask in (
+        lambda: capture(model, "0/y"),
+        lambda: capture(model, "0", "**/**"),
+        lambda: edit(model, {"0/y": zero}),
+    ):
+        with pytest.raises(AddressError, match=r"CPython 3\.11 to 3\.14, and this is cpython 3\.99"), ask():
+            pass
+    with pytest.raises(AddressError, match=r"3\.99"):
+        sites(model, X)
+    assert len(sites(model)) > 1
+    with capture(model, "0.fc", "grad(0.fc)") as seen, edit(model, {"0.fc": scale(2.0)}):
+        model(X).sum().backward()
+    assert len(seen) == 2 and not copies.running()

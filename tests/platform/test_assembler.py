@@ -2,6 +2,7 @@
 
 import dis
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from tenterhook.platform import assembler
 from tenterhook.platform.assembler import Assembly, Instruction, unsupported
 from tenterhook.platform.bytecode import Flow, effect
 from tests.platform.code_objects import codes
+
+CHECKS = Path(__file__).parents[1] / "selfcheck" / "checks.py"
 
 
 def test_every_code_object_comes_back_as_it_was():
@@ -106,11 +109,25 @@ def test_arguments_are_what_dis_says():
             assert mine == str(other.argval), other
 
 
+def found_by(*arguments):
+    done = subprocess.run([sys.executable, str(CHECKS), *arguments], capture_output=True, text=True, timeout=300)
+    found = [json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert found, done.stdout + done.stderr
+    return found
+
+
 def test_cpythons_own_tests_pass_where_every_function_is_instrumented():
     if importlib.util.find_spec("test.test_scope") is None:
         pytest.skip("this Python has no tests of its own")
     names = [f"test.test_{name}" for name in ("scope", "with", "named_expressions", "unpack", "super", "listcomps")]
-    script = Path(__file__).parents[1] / "selfcheck.py"
-    names = [name for name in names if importlib.util.find_spec(name)]
-    done = subprocess.run([sys.executable, str(script), "suite", *names], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = found_by("suite", *names)
+    assert [one["name"] for one in found] == names
+    for one in found:
+        assert not one["bad"] and one["tests"] > 0
+    assert sum(one["functions"] for one in found) > 200
+    assert sum(one["calls"] for one in found) > 2000
+
+
+def test_random_programs_tell_of_their_assignments_without_torch():
+    (found,) = found_by("programs", "10")
+    assert found == {"programs": 10, "bad": {}}

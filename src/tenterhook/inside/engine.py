@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tenterhook.addresses.grammar import may_cover
 from tenterhook.addresses.sites import Site
-from tenterhook.errors import EditError
+from tenterhook.errors import AddressError, EditError
 from tenterhook.hooks.gradients import LONG_AGO, CallStart
 from tenterhook.hooks.scope import Moment
 from tenterhook.hooks.session import Session
@@ -47,7 +47,10 @@ class Inside:
 
     def __init__(self, session: Session) -> None:
         if why := unsupported():
-            raise RuntimeError(f"values inside a forward can be had on CPython 3.11 to 3.14; this is {why}")
+            raise AddressError(
+                f"addresses inside a forward need CPython 3.11 to 3.14, and this is {why};"
+                " those of modules, parameters and gradients work here"
+            )
         self._session = weakref.ref(session)
         self.scope = session.scope
         self.patterns = Patterns()
