@@ -132,8 +132,11 @@ class _Copy:
 
     def _tell_called(self, place: Place) -> list[Instruction]:
         """With what was put aside: what is called, or what an item is taken of."""
-        tell = self._tell(place, Instruction("LOAD_FAST", self.called))
-        return [*tell, Instruction("DELETE_FAST", self.called)]
+        return [*self._tell(place, Instruction("LOAD_FAST", self.called)), *self._forget_called()]
+
+    def _forget_called(self) -> list[Instruction]:
+        """Never unbound: Python warns of that where a debugger jumps."""
+        return [self._const(None), Instruction("STORE_FAST", self.called)]
 
     def _begin(self) -> None:
         code, original, want = self.code, self.original, self.want
@@ -142,7 +145,7 @@ class _Copy:
         is_method = first == "self" or bool(first and original.co_name == "forward")
         new = [self._variable("LOAD", first) if is_method else self._const(None)]
         new += self._tell(self._place("begin", "", start), begins=True)
-        new.append(Instruction("STORE_FAST", self.here))
+        new += [Instruction("STORE_FAST", self.here), *self._forget_called()]
         for name in self._arguments() if want.names else ():
             new += [self._variable("LOAD", name), *self._tell(self._place("stored", name, start))]
             new.append(self._variable("STORE", name))
