@@ -203,6 +203,7 @@ def test_profilers_count_the_same_calls():
         assert profiled(watched(selector)) == truth
 
 
+@pytest.mark.filterwarnings("ignore:Profiler clears events:UserWarning")  # older versions of torch
 def test_the_profiler_of_torch_sees_the_same_operations_and_functions(tmp_path):
     def profiled(way):
         torch.manual_seed(0)

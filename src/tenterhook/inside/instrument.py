@@ -163,7 +163,7 @@ class _Copy:
             return []
         changed = set(self.assigned)
         for i, one in enumerate(self.code):
-            is_call = one.name == "CALL" and self._is_statement(i) and self.flow.method(i).endswith("_")
+            is_call = one.name == "CALL" and _is_statement(self.code, i) and self.flow.method(i).endswith("_")
             if is_call or one.name.startswith("STORE_S"):
                 changed.update(self.flow.written(i))
         count = self.original.co_argcount + self.original.co_kwonlyargcount
@@ -244,15 +244,12 @@ class _Copy:
             one.before += [Instruction("COPY", container), Instruction("STORE_FAST", self.called)]
             one.after += self._tell_called(place)
 
-    def _is_statement(self, i: int) -> bool:
-        return i + 1 < len(self.code) and self.code[i + 1].name == "POP_TOP"
-
     def _call(self, i: int) -> None:
         one, want = self.code[i], self.want
         if self.flow.path(self.flow.callee(i)) in LOOKERS:
             one.after += self._tell(self._place("looked", "", one))
             return
-        is_statement = self._is_statement(i)
+        is_statement = _is_statement(self.code, i)
         is_wanted = want.names != frozenset() if is_statement else want.operations and i not in self.flow.stored
         if not is_wanted and not want.follow:
             return
@@ -279,6 +276,11 @@ class _Copy:
         written = tuple(self.flow.written(i))
         fills = written[0] if written and method and written[0] in self.assigned and self.want.has(written[0]) else ""
         return {"is_statement": True, "written": written, "fills": fills}
+
+
+def _is_statement(code: Assembly, i: int) -> bool:
+    """Whether nobody takes what the i-th instruction returns."""
+    return i + 1 < len(code) and code[i + 1].name == "POP_TOP"
 
 
 def _callee_depth(call: Instruction) -> int:
