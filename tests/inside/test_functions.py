@@ -1,12 +1,14 @@
 """Sessions on plain functions instead of modules."""
 
 import functools
+import os
 
 import pytest
 import torch
 
 from tenterhook import AddressError, NotSeenError, capture, edit, observe, sites
 from tenterhook.changes import scale
+from tenterhook.inside.functions import is_followed
 from tests.inside.models import X, dressed, five, helper
 
 
@@ -110,3 +112,9 @@ def test_why_a_variable_of_a_function_did_not_come(run, words):
         run()
     with pytest.raises(NotSeenError, match=words):
         seen["nothing"]
+
+
+def test_packages_in_the_folder_of_the_standard_library_are_followed():
+    folder = os.path.dirname(os.__file__)
+    assert is_followed(f"{folder}/site-packages/a/model.py") and is_followed(f"{folder}/dist-packages/model.py")
+    assert not is_followed(f"{folder}/functools.py") and is_followed("model.py")

@@ -36,7 +36,7 @@ from tenterhook.inside.instrument import CALLED, HERE, Want, instrument  # noqa:
 from tenterhook.platform.assembler import Assembly  # noqa: E402
 
 FOUND = "FOUND "
-EVERYTHING, NOTHING = Want(None, True, True), Want()
+EVERYTHING, NOTHING = Want(every=True, operations=True, follow=True), Want()
 done = Counter()  # how many functions were instrumented, and how often they called us
 
 
@@ -48,11 +48,11 @@ def keep(place, value, here, extra):
 
 def looked(place, value, here, extra):
     """Hides our variables."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         for name in (HERE, CALLED):
             value.pop(name, None)
-    elif isinstance(value, list):
-        value[:] = [name for name in value if name not in (HERE, CALLED)]
+    elif type(value) is list:
+        value[:] = [name for name in value if not (type(name) is str and name in (HERE, CALLED))]
     return value
 
 

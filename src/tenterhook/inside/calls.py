@@ -7,7 +7,7 @@ that nobody has to say when a call has ended. Those that it calls find it by its
 import functools
 import weakref
 from collections.abc import Iterable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -59,7 +59,8 @@ class Running:
 class Here(list[Running]):
     """A function that runs, for all sessions that look into it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "code")
+    code: CodeType  # the copy
 
 
 _here: dict[int, "weakref.ref[Here]"] = {}  # by the id of the frame
@@ -68,11 +69,17 @@ _here: dict[int, "weakref.ref[Here]"] = {}  # by the id of the frame
 def enter(frame: FrameType, running: Iterable[Running]) -> Here:
     """A function begins."""
     here = Here(running)
+    here.code = frame.f_code
     if len(_here) > 1000:
         for number in [number for number, ref in list(_here.items()) if ref() is None]:
             _here.pop(number, None)
     _here[id(frame)] = weakref.ref(here)
     return here
+
+
+def forget(frame: FrameType) -> None:
+    """A function begins that no session looks into: it may have the id of one that has ended."""
+    _here.pop(id(frame), None)
 
 
 class Calls:
@@ -142,7 +149,9 @@ class Calls:
     def _known(self, frame: Any) -> Where | None:
         ref = _here.get(id(frame))
         here = None if ref is None else ref()
-        return None if here is None else next((one.where for one in here if one.engine is self._engine()), None)
+        if here is None or here.code is not frame.f_code:  # somebody keeps that of one that has ended
+            return None
+        return next((one.where for one in here if one.engine is self._engine()), None)
 
     def _origin(self, frame: Any) -> Where | None:
         """Where what a checkpoint runs again was run the first time, with counts as they were then."""

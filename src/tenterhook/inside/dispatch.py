@@ -7,9 +7,8 @@ be traced. `here` is what the call for the beginning of the function returned: N
 """
 
 import builtins
-import itertools
 import linecache
-import time
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -48,12 +47,11 @@ class Place:
 
 
 _places: dict[int, Place] = {}
-_numbers = itertools.count(time.time_ns())  # so that copies unpickled in another process find none of its places
 
 
 def register(place: Place) -> int:
-    """A number for a place."""
-    number = next(_numbers)
+    """A number for a place, which no other process has: a copy that is unpickled there finds nothing."""
+    number = int.from_bytes(os.urandom(7), "little")
     _places[number] = place
     return number
 

@@ -1,7 +1,6 @@
 """Values inside a forward: what the copies of its code tell, handed to the taps of a session."""
 
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -39,7 +38,6 @@ Hand = Callable[["list[InnerTap]", Any], Any]
 now: "ContextVar[tuple[Inside, ...]]" = ContextVar("tenterhook inside", default=())
 anywhere: "list[Inside]" = []  # those that are on in any thread
 _has_torch_function = torch.overrides.has_torch_function
-_CALLED_BY_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, Tensor)
 
 
 class Inside:

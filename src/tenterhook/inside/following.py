@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tenterhook.inside.copies import ask, original, withdraw
-from tenterhook.inside.functions import functions_of, is_followed
+from tenterhook.inside.functions import functions_of, is_followed, what_runs
 from tenterhook.inside.instrument import codes_in
 from tenterhook.inside.operation import is_own_function
 from tenterhook.inside.pattern import Patterns
@@ -68,7 +68,7 @@ class Following:
         for name in self._patterns.helpers:
             self.meet(getattr(kind, name, None))
             self.meet(getattr(nn.functional, name, None))
-        self.meet(getattr(owner, "function", owner))
+        self.meet(what_runs(owner))
         if self._patterns.of_helpers:
             members = (member for cls in kind.__mro__ if cls is not nn.Module for member in vars(cls).values())
             for member in members:

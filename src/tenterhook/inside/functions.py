@@ -20,7 +20,7 @@ _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
 _PLUMBING = "utils overrides _dynamo _jit_internal _tensor _ops _library autograd amp jit nn/modules/module nn/parallel"
 _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
-_STDLIB, _SITE = str(Path(functools.__file__).parent), str(Path(torch.__file__).parents[1])
+_STDLIB = str(Path(functools.__file__).parent)  # where packages may be installed, too
 
 
 @lru_cache(maxsize=4096)
@@ -38,12 +38,17 @@ def is_ours(file: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_followed(file: str) -> bool:
     """Whether a function of a file may hold values of the model's."""
-    return not is_plumbing(file) and (not file.startswith(_STDLIB) or file.startswith(_SITE))
+    return not is_plumbing(file) and (not file.startswith(_STDLIB) or "-packages" in file[len(_STDLIB) :])
+
+
+def what_runs(owner: Any) -> Any:
+    """What is called, of what addresses begin with: the module itself, or the function that is none."""
+    return owner if isinstance(owner, nn.Module) else owner.function
 
 
 def functions_of(thing: Any, method: str = "") -> Iterator[FunctionType]:
-    """The functions that run when something is called, or its method is."""
-    waiting, seen = [getattr(type(thing), method, None) if method else None, thing], set()
+    """The functions that run when something is called, or its method is, also by `super()`."""
+    waiting, seen = [*(vars(cls).get(method) for cls in type(thing).__mro__ if method), thing], set()
     while waiting:
         one = waiting.pop()
         if one is None or id(one) in seen:

@@ -4,17 +4,18 @@
 
 What is inserted, by the kind of place: `begin` where the function begins; `stored` before a variable or attribute is
 assigned, `wrote` after something is assigned to an item of it; `made` and `called` after an operator and a call whose
-result no variable takes; `follow` before a call, `looked` after one of `locals` and the like.
+result no variable takes; `follow` before a call, `looked` after one of `locals` and the like. `given` is for an
+argument that is asked for by name and never assigned.
 """
 
 from collections.abc import Callable, Iterator
-from inspect import CO_NEWLOCALS, CO_OPTIMIZED
+from inspect import CO_NEWLOCALS, CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType
 from typing import Any, NamedTuple
 
 from tenterhook.inside.dispatch import NAME, Place, acts
 from tenterhook.platform.assembler import NOWHERE, OP, Assembly, Instruction
-from tenterhook.platform.bytecode import COMPREHENSIONS, LOOKERS, NULL_COMES_LAST, STORES, Flow
+from tenterhook.platform.bytecode import COMPREHENSIONS, LOOKERS, NULL_COMES_LAST, STORES, Flow, effect
 
 HERE, CALLED = ".here", ".called"  # the local variables of ours in a copy
 _NEVER_TENSORS = {"LOAD_CONST", "LOAD_SMALL_INT", "MAKE_FUNCTION", "IMPORT_NAME", "IMPORT_FROM", "LOAD_BUILD_CLASS"}
@@ -34,19 +35,26 @@ _UNARY = {"UNARY_NEGATIVE": "neg", "UNARY_INVERT": "invert"}
 class Want(NamedTuple):
     """What is wanted of one function."""
 
-    names: frozenset[str] | None = frozenset()  # the variables; None for every one
+    names: frozenset[str] = frozenset()  # the variables that are asked for by name, arguments too
+    every: bool = False  # every variable that is assigned
     operations: bool = False  # what operations make that no variable takes
     follow: bool = False  # what it calls
 
     def __bool__(self) -> bool:
-        return self.names is None or bool(self.names) or self.operations or self.follow
+        return any(self)
 
     def __or__(self, other: "Want") -> "Want":
-        names = None if self.names is None or other.names is None else self.names | other.names
-        return Want(names, self.operations or other.operations, self.follow or other.follow)
+        flags = (one or another for one, another in zip(self[1:], other[1:], strict=True))
+        return Want(self.names | other.names, *flags)
 
     def has(self, name: str) -> bool:
-        return self.names is None or name in self.names
+        return self.every or name in self.names
+
+
+def arguments_of(code: CodeType) -> tuple[str, ...]:
+    """The names of a function's arguments, `*rest` and `**more` too."""
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+    return code.co_varnames[: count + bool(code.co_flags & CO_VARKEYWORDS)]
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -147,7 +155,7 @@ class _Copy:
         new += self._tell(self._place("begin", "", start), begins=True)
         new += [Instruction("STORE_FAST", self.here), *self._forget_called()]
         for name in self._arguments() if want.names else ():
-            new += [self._variable("LOAD", name), *self._tell(self._place("stored", name, start))]
+            new += [self._variable("LOAD", name), *self._tell(self._place("given", name, start))]
             new.append(self._variable("STORE", name))
         for one in new:
             one.position = NOWHERE  # so that nobody who traces is told of it
@@ -163,11 +171,14 @@ class _Copy:
             return []
         changed = set(self.assigned)
         for i, one in enumerate(self.code):
-            is_call = one.name == "CALL" and _is_statement(self.code, i) and self.flow.method(i).endswith("_")
-            if is_call or one.name.startswith("STORE_S"):
+            if one.name.startswith("STORE_S") or self._writes(i):
                 changed.update(self.flow.written(i))
-        count = self.original.co_argcount + self.original.co_kwonlyargcount
-        return [name for name in self.original.co_varnames[:count] if self.want.has(name) and name not in changed]
+        return [name for name in arguments_of(self.original) if name in self.want.names - changed]
+
+    def _writes(self, i: int) -> bool:
+        """Whether the i-th instruction is a statement like `a.add_(1)`."""
+        method = self.flow.method(i) if self.code[i].name.startswith("CALL") and _is_statement(self.code, i) else ""
+        return method.endswith("_") and not method.endswith("__")
 
     # Assignments.
 
@@ -178,7 +189,7 @@ class _Copy:
         if not self.want.has(name) or not are_tensors or self._is_comprehensions(i, name):
             return
         at = i
-        if i and self.code[i - 1].name == "COPY" and self.code[i - 1].arg == 1 and not self.flow.is_stored_next(i + 1):
+        if i and self.code[i - 1].name == "COPY" and self.code[i - 1].arg == 1 and self.flow.is_used_next(i + 1):
             at = i - 1  # (y := x), whose value somebody else uses
         self.code[at].before += self._tell(self._stored(one, name, i))
 
@@ -225,7 +236,7 @@ class _Copy:
         sign = self.code.argument(one)
         if one.name in ("BINARY_SUBSCR", "BINARY_SLICE"):
             name = "getitem"
-        elif one.name == "LOAD_ATTR" and sign in _TENSOR_ATTRIBUTES:
+        elif one.name == "LOAD_ATTR" and sign in _TENSOR_ATTRIBUTES and effect(one) == (1, 1):  # no method
             name = sign
         elif one.name in ("BINARY_OP", "COMPARE_OP") and sign in OPERATORS:
             name = OPERATORS[sign]
@@ -248,9 +259,8 @@ class _Copy:
         one, want = self.code[i], self.want
         if self.flow.path(self.flow.callee(i)) in LOOKERS:
             one.after += self._tell(self._place("looked", "", one))
-            return
         is_statement = _is_statement(self.code, i)
-        is_wanted = want.names != frozenset() if is_statement else want.operations and i not in self.flow.stored
+        is_wanted = want.every or bool(want.names) if is_statement else want.operations and i not in self.flow.stored
         if not is_wanted and not want.follow:
             return
         depth, method = _callee_depth(one), self.flow.method(i)
@@ -265,11 +275,11 @@ class _Copy:
             one.after[:0] = self._tell_called(place)
 
     def _follow(self, call: Instruction, depth: int, method: str) -> list[Instruction]:
-        """With what is called on top of the stack: tell of it, and put what is to be called in its place."""
+        """With what is called on top of the stack, too: tell of it, and change places with what is to be called."""
         first = Instruction("COPY", 5 + call.arg + (call.name == "CALL_KW"))
         has_arguments = call.name != "CALL_FUNCTION_EX" and call.arg
         tell = self._tell(self._place("follow", method, call), first if has_arguments else None)
-        return [*tell, Instruction("COPY", 1), Instruction("SWAP", depth + 2), Instruction("POP_TOP")]
+        return [*tell, Instruction("SWAP", depth + 1)]
 
     def _statement(self, i: int, method: str) -> dict[str, Any]:
         """What a call whose result nobody takes may write into, or add something to."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from tenterhook.addresses.grammar import matches, split_number
 from tenterhook.inside.copies import original
-from tenterhook.inside.functions import codes_of, functions_of, is_plumbing
+from tenterhook.inside.functions import codes_of, functions_of, is_plumbing, what_runs
 from tenterhook.inside.instrument import Want
 from tenterhook.inside.operation import is_operation
 from tenterhook.platform.bytecode import COMPREHENSIONS
@@ -75,7 +75,7 @@ class Patterns:
             self.probabilities = True
             self.helpers.add("multi_head_attention_forward")  # it may hide a fused kernel
         if pattern.is_of_helpers:
-            self._around.update(original(one.__code__) for one in functions_of(getattr(owner, "function", owner)))
+            self._around.update(original(one.__code__) for one in functions_of(what_runs(owner)))
         return pattern
 
     def want(self, code: CodeType) -> Want:
@@ -89,13 +89,13 @@ class Patterns:
         if is_plumbing(code.co_filename):
             return Want()
         if self.everything:
-            return Want(None, True, True)
+            return Want(every=True, operations=True, follow=True)
         names = {pattern.last for patterns in self.of.values() for pattern in patterns if pattern.may_be_in(code)}
         follow = (self.of_helpers and self._leads_on(code)) or (bool(names) and code in FUSED)
         if any("*" in name for name in names):
-            return Want(None, True, follow)
+            return Want(frozenset(names), True, True, follow)
         operations = any(is_operation(name) or name in code.co_names for name in names)
-        return Want(frozenset(names), operations, follow)
+        return Want(frozenset(names), operations=operations, follow=follow)
 
     def _leads_on(self, code: CodeType) -> bool:
         """Whether a function may call a helper that is meant."""

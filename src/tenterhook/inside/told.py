@@ -1,12 +1,13 @@
 """What is done at each kind of place, when the copy of a function calls."""
 
 from collections import UserDict
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from tenterhook.inside import engine
-from tenterhook.inside.calls import Here, enter
+from tenterhook.inside.calls import Here, Running, enter, forget
 from tenterhook.inside.dispatch import Place, acts, tell
 from tenterhook.inside.engine import new_value, older_value, written
 from tenterhook.inside.instrument import CALLED, HERE
@@ -27,20 +28,32 @@ def begin(place: Place, me: Any, here: object, extra: object) -> Here | None:
             one.begins_elsewhere(place, me)
     frame = _frame(2)
     found = [running for one in engines if (running := one.begin(frame, place, me)) is not None]
-    return enter(frame, found) if found else None
+    if found:
+        return enter(frame, found)
+    forget(frame)
+    return None
 
 
 def stored(place: Place, value: Any, here: Here, extra: object) -> Any:
     """A variable or attribute is about to be assigned."""
     if type(value) in PLAIN or not holds_tensors(value):
         return value
-    name = place.name
+    return _assign(place, value, (running for running in here if running.want.has(place.name)))
+
+
+def given(place: Place, value: Any, here: Here, extra: object) -> Any:
+    """The function begins, and this is what it was given for an argument."""
+    if type(value) in PLAIN or not holds_tensors(value):
+        return value
+    return _assign(place, value, (running for running in here if place.name in running.want.names))
+
+
+def _assign(place: Place, value: Any, here: Iterable[Running]) -> Any:
     for running in here:
-        if running.want.has(name):
-            if not isinstance(value, Tensor):
-                running.containers.add((name, id(value)))
-            new = running.engine.came(running, place, name, value, older_value if place.older else new_value)
-            value = value if new is None else new
+        if not isinstance(value, Tensor):
+            running.containers.add((place.name, id(value)))
+        new = running.engine.came(running, place, place.name, value, older_value if place.older else new_value)
+        value = value if new is None else new
     return value
 
 
@@ -87,11 +100,11 @@ def follow(place: Place, callee: Any, here: Here, argument: Any) -> Any:
 
 def looked(place: Place, value: Any, here: object, extra: object) -> Any:
     """What `locals` and the like return does not show our variables."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         for name in (HERE, CALLED):
             value.pop(name, None)
-    elif isinstance(value, list):
-        value[:] = [name for name in value if name not in (HERE, CALLED)]
+    elif type(value) is list:
+        value[:] = [name for name in value if not (type(name) is str and name in (HERE, CALLED))]
     return value
 
 
@@ -120,5 +133,6 @@ def _tell_written(place: Place, name: str, value: Tensor, here: Here) -> None:
             running.engine.came(running, place, name, value, written)
 
 
-acts.update(begin=begin, stored=stored, wrote=wrote, made=made, called=called, follow=follow, looked=looked)
+acts.update(begin=begin, given=given, stored=stored, wrote=wrote, made=made, called=called)
+acts.update(follow=follow, looked=looked)
 never_compile(tell)  # else torch.compile would take what we do as frames of its own, where it breaks a graph for us

@@ -6,7 +6,8 @@ Relies on: the names of CPython's instructions and `dis.stack_effect`.
 import dis
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import CodeType
 
 from tenterhook.platform.assembler import OP, Assembly, Instruction
 
@@ -14,18 +15,21 @@ _KINDS = ("FAST", "NAME", "GLOBAL", "DEREF")
 STORES = {f"STORE_{kind}" for kind in _KINDS}
 LOADS = {f"LOAD_{kind}" for kind in (*_KINDS, "FAST_CHECK", "CLASSDEREF", "FROM_DICT_OR_DEREF")}
 ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+_METHODS = ATTRIBUTES | {"LOAD_SUPER_ATTR"}
 _FROM_NOTHING = LOADS | {"LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE", "COPY", "LOAD_FAST_AND_CLEAR"}
 _GIVE_NOTHING = ("STORE_", "POP_", "RETURN_", "JUMP_", "DELETE_", "END_", "RAISE_", "RERAISE")
 _INTO_ONE_BELOW = ("LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_")
 # 3.11 makes a call in two instructions: the second takes what the call takes.
 _NOTHING = {"CACHE", "NOP", "RESUME", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL", "KW_NAMES", "PRECALL"}
 _LEAVE = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_VALUE", "RETURN_CONST", "RAISE_", "RERAISE")
+_JUMPS_ON = ("JUMP_", "FOR_ITER", "SEND")  # what follows an expression is where they lead
+_FAR = 200  # instructions: more than an expression has
 LOOKERS = {"locals", "vars", "dir", "eval", "exec"}  # what may look at a function's variables without loading them
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 NULL_COMES_LAST = sys.version_info >= (3, 13)  # on the stack, where a call calls no method
 _has_argument = getattr(dis, "hasarg", None)
 Makers = frozenset[int]  # the instructions that may have made a value, by number
-_NOBODY: Makers = frozenset()
+_NOBODY: Makers = frozenset()  # of an exception
 
 
 class Flow:
@@ -39,13 +43,16 @@ class Flow:
 
     def _run(self) -> None:
         arriving: dict[int, list[Makers]] = {}  # by instruction: the stack where a jump or an exception leads to it
-        for _, _, target, depth in self.code.handlers:
-            arriving[id(target)] = [_NOBODY] * ((depth >> 1) + (depth & 1) + 1)
+        handlers = self._handlers()
         stack: list[Makers] | None = []
         for i, one in enumerate(self.code):
             if id(one) in arriving:
                 stack = _merge(stack, arriving[id(one)])
             stack = [] if stack is None else stack
+            if i in handlers:
+                target, depth = handlers[i]
+                there = [*stack[: depth >> 1], *[_NOBODY] * ((depth & 1) + 1)]
+                arriving[id(target)] = _merge(arriving.get(id(target)), there)
             takes, gives = effect(one)
             needs = one.arg if one.name in ("SWAP", "COPY") else takes
             stack[:0] = [_NOBODY] * (needs - len(stack))
@@ -62,6 +69,15 @@ class Flow:
                 stack += [frozenset((i,))] * gives
             if one.name.startswith(_LEAVE):
                 stack = None
+
+    def _handlers(self) -> dict[int, tuple[Instruction, int]]:
+        """By the number of an instruction: where an exception in it leads to, and how much of the stack stays."""
+        ends = {**self.number, id(self.code.end): len(self.code)}
+        return {
+            i: (target, depth)
+            for start, end, target, depth in self.code.handlers
+            for i in range(ends[id(start)], ends[id(end)])
+        }
 
     @cached_property
     def stored(self) -> set[int]:
@@ -108,8 +124,8 @@ class Flow:
 
     def method(self, i: int) -> str:
         """The name of the attribute that a call calls, if it calls one."""
-        names = [self.code[k] for k in self.callee(i)]
-        return str(self.code.argument(names[0])) if names and names[0].name in ATTRIBUTES else ""
+        names = [one for one in map(self.code.__getitem__, self.callee(i)) if one.name in _METHODS]
+        return str(self.code.argument(names[0])) if names else ""
 
     def written(self, i: int) -> list[str]:
         """In `a.add_(1)`, `F.relu(a, inplace=True)` and `a[0] = 1`: what may be written into, as it is written."""
@@ -121,19 +137,28 @@ class Flow:
             found += [self.path(makers) for makers in self.operands[i][2:]]
         return [path for path in found if path is not None]
 
-    def is_stored_next(self, i: int) -> bool:
-        """Whether what is on top of the stack before the i-th instruction goes to a variable or the like."""
+    def is_used_next(self, i: int) -> bool:
+        """Whether what is on top of the stack before the i-th instruction goes to anything but variables and the like.
+
+        A pattern of `match` keeps it there, until nobody wants it.
+        """
         depth = 0
-        for k, one in enumerate(self.code[i : i + 50], i):
+        for _ in range(_FAR):
+            one = self.code[i]
             takes, gives = effect(one)
-            if takes > depth:
-                return one.name.startswith(("STORE_", "UNPACK_"))
-            if one.target is not None:
-                return False
-            if one.name in ("COPY", "SWAP"):  # a = b = c = x, if it is stored at once
-                return one.name == "COPY" and one.arg == depth + 1 and self.code[k + 1].name in STORES
-            depth += gives - takes
-        return False
+            if one.name == "SWAP":
+                depth = {0: one.arg - 1, one.arg - 1: 0}.get(depth, depth)
+            elif takes > depth:
+                is_value = takes == depth + 1
+                return not (is_value and one.name.startswith(("STORE_", "UNPACK_", "POP_TOP")))
+            elif one.target is not None and one.name.startswith(_JUMPS_ON):
+                depth += dis.stack_effect(OP[one.name], one.arg, jump=True)
+                i = self.number[id(one.target)]
+                continue
+            else:
+                depth += gives - takes
+            i += 1
+        return True
 
 
 def _merge(one: list[Makers] | None, other: list[Makers]) -> list[Makers]:
@@ -164,6 +189,17 @@ def effect(one: Instruction) -> tuple[int, int]:
         return 3, 3 + more
     gives = 0 if name.startswith((*_GIVE_NOTHING, *_INTO_ONE_BELOW)) else 1
     return (gives - more, gives) if more <= gives else (0, more)
+
+
+def looks_at_variables(code: CodeType) -> bool:
+    """Whether a function calls `locals` or the like."""
+    return not LOOKERS.isdisjoint(code.co_names) and _loads_looker(code)
+
+
+@lru_cache(maxsize=1000)
+def _loads_looker(code: CodeType) -> bool:
+    names = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return not LOOKERS.isdisjoint(names)
 
 
 def loads(code: Assembly) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ def checkpoint_of(frame: Any) -> tuple[Any, bool] | None:
     """The checkpoint that a frame belongs to, as torch's own code for it, and whether it is being run again."""
     code = frame.f_code
     if code.co_varnames[:1] == ("ctx",) and code.co_name in ("forward", "backward"):
-        ctx = frame.f_locals["ctx"]
+        ctx = frame.f_locals.get("ctx")
         return (ctx, code.co_name == "backward") if isinstance(ctx, torch._C._FunctionBase) else None
     if code.co_filename != _FILE:
         return None

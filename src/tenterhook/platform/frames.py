@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from tenterhook.platform.bytecode import LOOKERS
+from tenterhook.platform.bytecode import looks_at_variables
 
 T = TypeVar("T")
 frame_here = sys._getframe  # of whoever asks; a number says how many functions further out
@@ -32,7 +32,7 @@ def all_variables(frame: Any) -> dict[str, Any]:
     """What the local variables of a frame are now."""
     values = frame.f_locals
     found = dict(values)
-    if LOOKERS.isdisjoint(frame.f_code.co_names):  # else its own code may be looking at them
+    if not looks_at_variables(frame.f_code):  # else its own code may be looking at them
         empty_snapshot(frame, values)
     return found
 
@@ -52,7 +52,7 @@ def read_variable(frame: Any, name: str) -> Any:
 
 def locals_of(frame: Any) -> Any:
     """The variables of a frame; none where its code asks for them too: in older Pythons it would get the same dict."""
-    return {} if LOCALS_ARE_COPIED and not LOOKERS.isdisjoint(frame.f_code.co_names) else frame.f_locals
+    return {} if LOCALS_ARE_COPIED and looks_at_variables(frame.f_code) else frame.f_locals
 
 
 def keywords_of_call(frame: FrameType) -> dict[str, Any]:
