@@ -2,6 +2,7 @@
 
 import functools
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +116,6 @@ def test_why_a_variable_of_a_function_did_not_come(run, words):
 
 
 def test_packages_in_the_folder_of_the_standard_library_are_followed():
-    folder = os.path.dirname(os.__file__)
+    folder = Path(os.__file__).parent
     assert is_followed(f"{folder}/site-packages/a/model.py") and is_followed(f"{folder}/dist-packages/model.py")
     assert not is_followed(f"{folder}/functools.py") and is_followed("model.py")

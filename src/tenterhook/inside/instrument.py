@@ -90,7 +90,6 @@ class _Copy:
         self.here, self.called = self.code.local(HERE), self.code.local(CALLED)
         self.flow = Flow(self.code)
         self.assigned = set(filter(None, map(self._assigned, range(len(self.code)))))
-        self.has_comprehensions = any(one.name == "LOAD_FAST_AND_CLEAR" for one in self.code)
 
     def assemble(self) -> CodeType:
         self._begin()
@@ -205,17 +204,9 @@ class _Copy:
         """Whether a variable is that of a comprehension, which in newer Pythons has no function of its own."""
         if self.original.co_name in COMPREHENSIONS:
             return self.code[i].name == "STORE_FAST"
-        depth = 0
-        for k, one in enumerate(self.code[: i + 1] if self.has_comprehensions else ()):
-            if one.name not in ("LOAD_FAST_AND_CLEAR", "STORE_FAST") or self.code.argument(one) != name:
-                continue
-            if one.name == "LOAD_FAST_AND_CLEAR":
-                depth += 1
-            elif any(self.code[maker].name == "LOAD_FAST_AND_CLEAR" for maker in self.flow.operands[k][0]):
-                depth -= 1  # it gets its value from before, if it had one
-                if k == i:
-                    return True
-        return depth > 0
+        on_stack = (self.code[maker] for makers in self.flow.stacks[i] for maker in makers)
+        waits = (one for one in on_stack if one.name == "LOAD_FAST_AND_CLEAR")  # what a variable was before
+        return any(self.code.argument(one) == name for one in waits)
 
     def _store_attribute(self, i: int) -> None:
         name = self._assigned(i)

@@ -38,6 +38,7 @@ class Flow:
     def __init__(self, code: Assembly) -> None:
         self.code = code
         self.operands: list[tuple[Makers, ...]] = []
+        self.stacks: list[tuple[Makers, ...]] = []  # all that is there when an instruction takes those
         self.number = {id(one): i for i, one in enumerate(code)}
         self._run()
 
@@ -59,7 +60,8 @@ class Flow:
             if one.target is not None:
                 there = _after_jump(one, stack, i)
                 arriving[id(one.target)] = _merge(arriving.get(id(one.target)), there)
-            self.operands.append(tuple(stack[len(stack) - takes :]))
+            self.stacks.append(tuple(stack))
+            self.operands.append(self.stacks[-1][len(stack) - takes :])
             if one.name == "SWAP":
                 stack[-1], stack[-one.arg] = stack[-one.arg], stack[-1]
             elif one.name == "COPY":
