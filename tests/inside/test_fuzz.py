@@ -12,7 +12,7 @@ from tenterhook import capture, edit
 from tenterhook.changes import scale
 from tests.inside.programs import Closing, program, told
 
-COUNT = 2000 if os.environ.get("SELFCHECK") else 40
+COUNT = 200 if os.environ.get("SELFCHECK") else 40
 FAILS = (UnboundLocalError, NameError, ValueError, KeyError)
 
 
