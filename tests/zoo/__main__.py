@@ -121,7 +121,11 @@ def _table(results: list[Any]) -> Iterator[str]:
         yield ""
         yield from _summary(some)
         yield ""
-        yield "| training | style | what is wrong | found | |" if kind == "faults" else "| training | style | what it does | found | |"
+        yield (
+            "| training | style | what is wrong | found | |"
+            if kind == "faults"
+            else "| training | style | what it does | found | |"
+        )
         yield "|---|---|---|---|---|"
         for result in some:
             one = result.training

@@ -13,7 +13,7 @@ from tests.zoo.registry import Training
 ROOT = Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("TENTERHOOK")}
 ENV |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
-LIMIT = 60.0  # seconds for one training; more is a hang
+LIMIT = 180.0  # seconds for one training; more is a hang
 GOOD = ("named", "noted", "clean", "skipped")
 
 
@@ -72,7 +72,9 @@ def _judge(training: Training, folder: Path) -> Result:
     found: dict[str, str] = {}
     for row in sorted(rows, key=lambda row: row["severity"] == "note"):
         found.setdefault(row["rule"], row["severity"])
-    texts = [f"{row['severity']} {row['rule']}: {row['text']} [{row['site'] or ''}, step {row['step']}]" for row in rows]
+    texts = [
+        f"{row['severity']} {row['rule']}: {row['text']} [{row['site'] or ''}, step {row['step']}]" for row in rows
+    ]
     verdict = "broken" if raised or not states else _verdict(training, found)
     return Result(training, verdict, found, texts, "; ".join(raised))
 

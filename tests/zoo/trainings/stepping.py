@@ -154,6 +154,25 @@ def regression_jumps_about():
     return net
 
 
+@fault("schedules", "loss spike", "gradient spike", "learning rate too high", "update-to-weight ratio")
+def rate_jumps():
+    """a schedule with a wrong unit: after 200 steps the learning rate is a thousand times larger"""
+    x, y, *held = digits()
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 if step < 200 else 1000)
+    for _ in range(15):
+        for images, labels in loader(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+    print("loss", loss.item())
+    test(model, *held)
+    return model
+
+
 @fault("plain", "update-to-weight ratio", "loss not falling", "no better than chance")
 def sgd_rate_too_low():
     """learning rate 1e-7"""
