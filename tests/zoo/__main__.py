@@ -100,6 +100,8 @@ def _enough(results: list[Any]) -> bool:
 
 def _summary(results: list[Any]) -> Iterator[str]:
     for kind, some in _halves(results):
+        if not some:
+            continue
         counts = Counter(result.verdict for result in some)
         yield f"{len(some)} {kind}: " + ", ".join(f"{many} {verdict}" for verdict, many in counts.most_common())
 
@@ -109,24 +111,21 @@ def _halves(results: Iterable[Any]) -> list[tuple[str, list[Any]]]:
     return [("faults", faults), ("healthy", [result for result in results if not result.training.rules])]
 
 
+HEAD = """# The zoo
+
+Small real trainings, each run bare and under `tenterhook run`: same weights to the last bit, same output, same exit
+code. `make zoo` runs them and writes this page; their code is in `tests/zoo/trainings`. A rule in brackets is a note.
+A fault is *named* by any of the rules that are expected of it, *noted* where that is a note only, or *missed*; a
+healthy training is *clean*, or *accused* where there is more than a note."""
+
+
 def _table(results: list[Any]) -> Iterator[str]:
-    yield "# The zoo"
-    yield ""
-    yield "Small real trainings, each run bare and under `tenterhook run`, with the same weights to the last bit, the same"
-    yield "output and the same exit code. `make zoo` runs them and writes this page; their code is in tests/zoo/trainings."
-    yield "What is in brackets is a note."
+    yield HEAD
     for kind, some in _halves(results):
-        yield ""
-        yield f"## {kind.capitalize()}"
-        yield ""
+        what = "what is wrong" if kind == "faults" else "what it does"
+        yield f"\n## {kind.capitalize()}\n"
         yield from _summary(some)
-        yield ""
-        yield (
-            "| training | style | what is wrong | found | |"
-            if kind == "faults"
-            else "| training | style | what it does | found | |"
-        )
-        yield "|---|---|---|---|---|"
+        yield f"\n| training | style | {what} | found | |\n|---|---|---|---|---|"
         for result in some:
             one = result.training
             yield f"| {one.name} | {one.style} | {one.about} | {result.said or '–'} | {result.verdict} |"

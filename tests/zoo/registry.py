@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-FILES = ("stepping", "losses", "batches", "layers", "transfer", "generative", "agents", "language")
+FILES = (
+    *("rates", "stepping", "by_hand", "losses", "beginnings", "batches", "cuts", "layers", "transfer"),
+    *("generative", "agents", "language"),
+)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def ppo():
     return _ppo(agent, torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5), entropy=0.01)
 
 
-@fault("PPO", "learning rate too high", "early blow-up", "update-to-weight ratio", "saturated sigmoid or tanh")
+@fault("PPO", "learning rate too high", "early blow-up", "update-to-weight ratio")
 def ppo_rate_too_high():
     """PPO with learning rate 1"""
     agent = ActorCritic()
@@ -233,7 +233,7 @@ def dqn():
     return _dqn(network, target, torch.optim.Adam(network.parameters(), lr=1e-3))
 
 
-@fault("DQN", "learning rate too high", "early blow-up", "update-to-weight ratio", "dead ReLU", "loss not falling")
+@fault("DQN", "learning rate too high", "early blow-up", "update-to-weight ratio")
 def dqn_rate_too_high():
     """DQN with learning rate 1"""
     network, target = mlp_q(), mlp_q()

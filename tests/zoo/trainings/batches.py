@@ -107,7 +107,7 @@ def many_classes():
 @healthy("imbalanced")
 def imbalanced_classes():
     """nineteen in twenty are of one class, with weights in the loss"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     rare = (y == 3) & (torch.rand(len(y)) < 0.5)
     common = (y != 3).nonzero().squeeze(1)
     which = torch.cat([common, rare.nonzero().squeeze(1)])

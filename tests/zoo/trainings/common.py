@@ -83,3 +83,10 @@ def curve(many: int = 512) -> tuple[Tensor, Tensor]:
 def forever(batches: DataLoader) -> Iterator:
     while True:
         yield from batches
+
+
+def learn_digits(model, epochs=12, lr=1e-3, criterion=F.cross_entropy):
+    x, y, *held = digits()
+    fit(model, loader(x, y), torch.optim.Adam(model.parameters(), lr=lr), epochs, criterion)
+    test(model, *held)
+    return model

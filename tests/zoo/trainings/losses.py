@@ -1,4 +1,4 @@
-"""Loss functions: what goes into them, where they begin, and whether they can end."""
+"""Loss functions: what goes into them, and whether they can end."""
 
 import torch
 from torch import nn
@@ -121,7 +121,7 @@ def soft_labels_from_a_teacher():
 @fault("binary", "softmax twice")
 def sigmoid_before_bce_with_logits():
     """`torch.sigmoid` before BCEWithLogitsLoss"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1), nn.Sigmoid())
     even = (y % 2 == 0).float().unsqueeze(1)
     fit(model, loader(x, even), torch.optim.Adam(model.parameters(), lr=1e-3), 15, nn.BCEWithLogitsLoss())
@@ -131,7 +131,7 @@ def sigmoid_before_bce_with_logits():
 @healthy("binary")
 def bce_with_logits():
     """even or odd, BCEWithLogitsLoss"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
     even = (y % 2 == 0).float().unsqueeze(1)
     fit(model, loader(x, even), torch.optim.Adam(model.parameters(), lr=1e-3), 15, nn.BCEWithLogitsLoss())
@@ -141,14 +141,11 @@ def bce_with_logits():
 @healthy("binary")
 def sigmoid_and_bce():
     """a sigmoid and BCELoss, ten labels at once"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10), nn.Sigmoid())
     several = torch.stack([(y % (k + 2) == 0).float() for k in range(10)], 1)
     fit(model, loader(x, several), torch.optim.Adam(model.parameters(), lr=2e-3), 15, nn.BCELoss())
     return model
-
-
-# without a floor
 
 
 @fault("plain", "loss without a floor")
@@ -181,7 +178,7 @@ def maximized():
 @fault("regression", "loss without a floor")
 def variance_without_a_floor():
     """a penalty with the wrong sign: the error minus ten times the variance of what is predicted"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     net = mlp(64, 1)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(15):
@@ -234,208 +231,10 @@ def probabilities_into_nll():
     return model
 
 
-# the first loss
-
-
-def _wild(model: nn.Module) -> nn.Module:
-    """The last layer with weights fit for nothing."""
-    with torch.no_grad():
-        list(model.parameters())[-2].normal_(0, 3)
-    return model
-
-
-def _criterion_training(criterion, model=None, epochs=12):
-    x, y, *held = digits()
-    model = model or _wild(mlp())
-    fit(model, loader(x, y), torch.optim.Adam(model.parameters(), lr=1e-3), epochs, criterion)
-    test(model, *held)
-    return model
-
-
-def _own_mean(scores, labels):
-    return -scores.log_softmax(1)[torch.arange(len(labels)), labels].sum() / len(labels)
-
-
-def _mean_of_all(scores, labels):
-    return F.cross_entropy(scores, labels, reduction="none").mean()
-
-
-def _summed(scores, labels):
-    return F.cross_entropy(scores, labels, reduction="sum") / len(labels)
-
-
-def _one_hot(scores, labels):
-    return F.cross_entropy(scores, F.one_hot(labels, 10).float())
-
-
-def _smoothed(scores, labels):
-    return F.cross_entropy(scores, labels, label_smoothing=0.1)
-
-
-@fault("plain", "wrong initial loss")
-def begins_high():
-    """weights of the last layer with std 3"""
-    return _criterion_training(nn.CrossEntropyLoss())
-
-
-@fault("label smoothing", "wrong initial loss")
-def begins_high_smoothed():
-    """the same with label smoothing"""
-    return _criterion_training(_smoothed)
-
-
-@fault("reduction", "wrong initial loss")
-def begins_high_unreduced():
-    """the same with `reduction="none"` and a mean of it"""
-    return _criterion_training(_mean_of_all)
-
-
-@fault("reduction", "wrong initial loss")
-def begins_high_summed():
-    """the same with `reduction="sum"`, divided by the size of the batch"""
-    return _criterion_training(_summed)
-
-
-@fault("one-hot targets", "wrong initial loss")
-def begins_high_one_hot():
-    """the same with targets that are one-hot"""
-    return _criterion_training(_one_hot)
-
-
-@fault("own loss", "wrong initial loss")
-def begins_high_own_loss():
-    """the same with a cross entropy that is written out"""
-    return _criterion_training(_own_mean)
-
-
-@fault("multi-task", "wrong initial loss")
-def begins_high_with_penalty():
-    """the same with an auxiliary term"""
-    x, y, *held = digits()
-    model = _wild(mlp())
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(12):
-        for images, labels in loader(x, y):
-            loss = F.cross_entropy(model(images), labels) + 1e-3 * model[0].weight.abs().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    test(model, *held)
-    return model
-
-
-@fault("plain", "wrong initial loss")
-def begins_high_after_validation():
-    """the same, after 60 batches of validation before the optimizer is made"""
-    x, y, *held = digits()
-    model = _wild(mlp())
-    with torch.no_grad():
-        print("before", sum(F.cross_entropy(model(a), b).item() for a, b in loader(x, y, 24)))
-    fit(model, loader(x, y), torch.optim.Adam(model.parameters(), lr=1e-3), 12)
-    test(model, *held)
-    return model
-
-
-@healthy("label smoothing")
-def label_smoothing():
-    """cross entropy with label smoothing 0.1"""
-    return _criterion_training(_smoothed, mlp())
-
-
-@healthy("reduction")
-def unreduced():
-    """`reduction="none"` and a mean of it"""
-    return _criterion_training(_mean_of_all, mlp())
-
-
-@healthy("reduction")
-def summed():
-    """`reduction="sum"`, not divided, with a smaller learning rate"""
-    x, y, *held = digits()
-    model = mlp()
-    criterion = nn.CrossEntropyLoss(reduction="sum")
-    fit(model, loader(x, y), torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), 12, criterion)
-    test(model, *held)
-    return model
-
-
-@healthy("one-hot targets")
-def mixup():
-    """mixup: targets that are mixtures of two one-hot vectors"""
-    x, y, *held = digits()
-    model = CNN()
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for _ in range(12):
-        for images, labels in loader(x, y):
-            share, other = torch.distributions.Beta(0.4, 0.4).sample(), torch.randperm(len(images))
-            target = F.one_hot(labels, 10).float()
-            mixed = share * images + (1 - share) * images[other]
-            loss = F.cross_entropy(model(mixed), share * target + (1 - share) * target[other])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    print("loss", loss.item())
-    test(model, *held)
-    return model
-
-
-@healthy("own loss")
-def focal_loss():
-    """a focal loss that is written out, with weights for the classes"""
-
-    def focal(scores, labels):
-        logp = scores.log_softmax(1).gather(1, labels[:, None]).squeeze(1)
-        return (-((1 - logp.exp()) ** 2) * logp).mean()
-
-    return _criterion_training(focal, CNN())
-
-
-@healthy("multi-task")
-def two_tasks():
-    """a shared body, and two heads: which digit, and how much ink"""
-    x, y, *held = digits()
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
-            self.digit, self.ink = nn.Linear(64, 10), nn.Linear(64, 1)
-
-        def forward(self, x):
-            hidden = self.body(x)
-            return self.digit(hidden), self.ink(hidden)
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
-    for _ in range(12):
-        for images, labels in loader(x, y):
-            scores, ink = net(images)
-            loss = F.cross_entropy(scores, labels) + 0.5 * F.mse_loss(ink, images.mean(1, keepdim=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    print("loss", loss.item())
-    return net
-
-
-@healthy("multi-task")
-def segmentation():
-    """a score for each pixel: how dark it is, from a blurred picture"""
-    x, y, *held = digits()
-    shades = (x.view(-1, 8, 8) * 3.99).long()
-    blurred = F.avg_pool2d(x.view(-1, 1, 8, 8), 3, 1, 1)
-    net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1))
-    fit(net, loader(blurred, shades), torch.optim.Adam(net.parameters(), lr=3e-3), 15)
-    return net
-
-
-# other losses
-
-
 @fault("own loss", *NAN)
 def log_of_zero():
     """`-torch.log(probs)` where a probability becomes exactly zero"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10), nn.Softmax(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(10):
@@ -452,11 +251,11 @@ def log_of_zero():
 @fault("contrastive", *NAN)
 def square_root_at_zero():
     """a distance with `sqrt`, of a pair that is the same picture twice"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(10):
-        for images, labels in loader(x, y):
+        for images, _ in loader(x, y):
             a, b = net(images), net(images[torch.randperm(len(images))])
             distance = ((a - b) ** 2).sum(1).sqrt()
             loss = F.relu(1 - distance).mean() + 0.1 * distance.mean()
@@ -470,7 +269,7 @@ def square_root_at_zero():
 @healthy("contrastive")
 def triplets():
     """a triplet margin loss over pictures of the same digit and of others"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     groups = [x[y == digit] for digit in range(10)]
@@ -490,7 +289,7 @@ def triplets():
 @healthy("contrastive")
 def simclr():
     """InfoNCE between two noisy views of each picture"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     encoder, projector = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)), nn.Linear(64, 32)
     optimizer = torch.optim.Adam([*encoder.parameters(), *projector.parameters()], lr=1e-3)
     for _ in range(15):

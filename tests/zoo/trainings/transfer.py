@@ -104,7 +104,7 @@ def new_head_not_in_the_optimizer():
     return model
 
 
-@fault("fine-tuning", "wrong initial loss", "learning rate too high", "early blow-up", "update-to-weight ratio")
+@fault("fine-tuning", "learning rate too high", "early blow-up", "update-to-weight ratio")
 def fine_tuning_rate_too_high():
     """a pretrained model is fine-tuned with learning rate 1 and Adam, and forgets everything"""
     x, y, *held = digits()
@@ -167,7 +167,7 @@ def byol():
 @healthy("layer-wise")
 def layer_by_layer():
     """each layer is trained with a head of its own, while those before it stand still"""
-    x, y, *held = digits()
+    x, y, *_ = digits()
     layers = [nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)]
     heads = [nn.Linear(64, 10) for _ in layers]
     for depth in range(3):
@@ -312,7 +312,7 @@ def maml_never_steps():
     """MAML whose outer step is forgotten"""
     model = nn.Sequential(nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for step in range(100):
+    for _ in range(100):
         optimizer.zero_grad()
         for x, y in _sines(4):
             params = dict(model.named_parameters())
@@ -320,7 +320,7 @@ def maml_never_steps():
             grads = torch.autograd.grad(inner, list(params.values()), create_graph=True)
             fast = {name: p - 0.01 * g for (name, p), g in zip(params.items(), grads, strict=True)}
             (F.mse_loss(functional_call(model, fast, (x[10:],)), y[10:]) / 4).backward()
-    print("last step", step)
+    print("loss", inner.item())
     return model
 
 
