@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tenterhook import open_run
+from tenterhook import TenterhookError, open_run
 from tests.zoo.registry import Training
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,10 @@ def _differ(bare: subprocess.CompletedProcess, watched: subprocess.CompletedProc
 
 
 def _judge(training: Training, folder: Path) -> Result:
-    run = open_run(folder)
+    try:
+        run = open_run(folder)
+    except TenterhookError as error:
+        return Result(training, "broken", detail=f"nothing was recorded: {error}")
     states = run.rank_info(0).get("rules", [])
     raised = [f"{state['rule']}: {state['why']}" for state in states if "the rule raised" in (state.get("why") or "")]
     rows = run.findings().to_pylist()
