@@ -71,6 +71,7 @@ def _judge(training: Training, folder: Path) -> Result:
         return Result(training, "broken", detail=f"nothing was recorded: {error}")
     states = run.rank_info(0).get("rules", [])
     raised = [f"{state['rule']}: {state['why']}" for state in states if "the rule raised" in (state.get("why") or "")]
+    detail = list(raised)
     rows = run.findings().to_pylist()
     found: dict[str, str] = {}
     for row in sorted(rows, key=lambda row: row["severity"] == "note"):
@@ -79,7 +80,9 @@ def _judge(training: Training, folder: Path) -> Result:
         f"{row['severity']} {row['rule']}: {row['text']} [{row['site'] or ''}, step {row['step']}]" for row in rows
     ]
     verdict = "broken" if raised or not states else _verdict(training, found)
-    return Result(training, verdict, found, texts, "; ".join(raised))
+    if not found and all(state["state"] == "not checked" for state in states):
+        detail.append("there was nothing that a rule could check")
+    return Result(training, verdict, found, texts, "; ".join(detail))
 
 
 def _verdict(training: Training, found: dict[str, str]) -> str:

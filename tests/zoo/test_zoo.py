@@ -10,7 +10,7 @@ from tests.zoo.registry import trainings
 
 ZOO = trainings()
 QUICK = (
-    *("a_nan_in_the_data", "begins_high", "deep_sigmoids", "dead_from_the_start", "optimizer_of_another_model"),
+    *("a_nan_in_the_data", "begins_high", "deep_sigmoids", "dead_from_the_start", "modules_in_a_plain_list"),
     *("mlp_adam", "gradient_accumulation", "log_softmax_and_nll", "gan"),
 )
 
