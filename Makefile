@@ -4,12 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test selfcheck lint bench clean
+.PHONY: demo test zoo selfcheck lint bench clean
 demo: $(READY)
 	$(BIN)/tenterhook run examples/faulty.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# Small trainings with and without a planted fault, each bare and watched; it takes half an hour on one core.
+zoo: $(READY)
+	$(BIN)/python -m tests.zoo --check --workers 2 --table docs/zoo.md
 
 # The assembler and the instrumented copies, on every Python that inner addresses are accepted for; it takes minutes.
 selfcheck: $(READY)

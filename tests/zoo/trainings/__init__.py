@@ -1,0 +1,1 @@
+"""The trainings. Nothing in them knows of tenterhook."""
