@@ -21,7 +21,6 @@ class Backward(NamedTuple):
 
     number: int
     loss: int | None = None  # None where it was not called on scalars
-    asks: bool = False  # autograd.grad(): no gradient is accumulated
     in_step: bool = False  # an optimizer's step() is running around it
 
 

@@ -39,7 +39,7 @@ class Optimizers:
         self._known: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
         self._active: dict[int, weakref.ref[Optimizer]] = {}  # by number
         self._numbers, self._orders = itertools.count(1), itertools.count(1)
-        self._not_yet: bool | None = None  # whether there was one that had not stepped when that was first asked
+        self._there: dict[bool, bool] = {}  # whether there was one, before the training and when it had begun
         self._others: list[weakref.ref[Optimizer]] = []
 
     def known(self, optimizer: Optimizer) -> Known | None:
@@ -72,12 +72,11 @@ class Optimizers:
             others = frozenset(
                 self.add(other).number for other in all_optimizers() if self.concern(other, self.known(other))
             )
-        first = next(parameters_of(optimizer), None)
-        replaces = tuple(number for number, one in self._active.items() if _is_over(one(), first))
+        known.parameters = frozenset(map(id, parameters_of(optimizer)))
+        replaces = tuple(number for number, one in self._active.items() if self._is_replaced(one(), known))
         for number in replaces:
             del self._active[number]
         self._active[known.number] = weakref.ref(optimizer)
-        known.parameters = frozenset(map(id, parameters_of(optimizer)))
         return Joined(known.number, others, replaces)
 
     def note_wrappers(self, optimizer: Optimizer, stepping: Iterable[int], frame: FrameType) -> None:
@@ -85,8 +84,15 @@ class Optimizers:
         first, mine = next(parameters_of(optimizer), None), self._known[optimizer].number
         for number in [number for number in stepping if number != mine and number in self._active]:
             other = self._active[number]()
-            if other is not None and _is_over(other, first) and is_stepping(frame, other):
+            if other is not None and any(p is first for p in parameters_of(other)) and is_stepping(frame, other):
                 self._known[other].wraps = True
+
+    def _is_replaced(self, optimizer: Optimizer | None, by: Known) -> bool:
+        """Whether an optimizer is gone, or another one has all of its parameters and no more, or is what it wraps."""
+        if optimizer is None:
+            return True
+        known = self._known[optimizer]
+        return known.wraps or by.parameters == set(map(id, parameters_of(optimizer)))
 
     def train(self, parameter: Tensor) -> bool:
         """Whether an active optimizer has this parameter."""
@@ -97,11 +103,13 @@ class Optimizers:
         """One more steps for the first time."""
         return next(self._orders)
 
-    def are_there(self) -> bool:
-        """Whether there is an optimizer at all, which may not have stepped yet."""
-        if self._not_yet is None:
-            self._not_yet = any(True for _ in all_optimizers())
-        return self._not_yet
+    def are_there(self, trains: bool) -> bool:
+        """Whether there is an optimizer at all, which may not have stepped yet: looked for once before the training
+        and once when it has begun.
+        """
+        if trains not in self._there:
+            self._there[trains] = any(True for _ in all_optimizers())
+        return self._there[trains]
 
     def rates(self, *, look: bool) -> dict[int, float]:
         """The learning rate of every parameter that an optimizer has, by id.
@@ -123,11 +131,6 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 def versions_of(optimizer: Optimizer) -> list[int]:
     """The versions of its parameters."""
     return [version_of(p) for p in parameters_of(optimizer)]
-
-
-def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:
-    """Whether an optimizer is gone, or another one has taken its parameters."""
-    return optimizer is None or any(p is first for p in parameters_of(optimizer))
 
 
 def rate_of(group: dict[str, Any]) -> float:

@@ -223,7 +223,9 @@ class Recorder:
 
     def _begin_part(self) -> None:
         part, was_sampled = self._assembler.part, self._measuring.sampled
-        sampled = self.schedule.wants(self.steps) if part.is_first else was_sampled
+        sampled = was_sampled
+        if part.is_first:
+            sampled = self.schedule.wants(self.steps) or self._assembler.may_train
         self._measuring.begin_part(part, self.steps, sampled=sampled)
         if sampled != was_sampled:
             self._discovery.put_on() if sampled else self._discovery.take_off()
@@ -231,7 +233,7 @@ class Recorder:
     def _end_step(self, step: WholeStep) -> None:
         now = time.perf_counter()
         parts, spent = self._measuring.take(step.parts), self._guard.spent
-        pending = Pending(step.number, parts, now - self._mark, now - self._start, spent)
+        pending = Pending(step, parts, now - self._mark, now - self._start, spent)
         self.schedule.paid(pending.number, pending.seconds, pending.spent, pending.sampled)
         self._mark, self._guard.spent = now, 0.0
         self._measuring.step = self.steps
