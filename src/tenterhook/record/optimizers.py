@@ -27,6 +27,7 @@ class Known:
         self.weights: Weights | None = None  # once it has stepped
         self.order = 0  # the how manieth it was to step
         self.parameters: frozenset[int] = frozenset()  # the ids of those that it trains
+        self.samples = 0  # how many of its steps were sampled
 
 
 class Optimizers:
@@ -99,6 +100,11 @@ class Optimizers:
         alive = (one for reference in self._active.values() if (one := reference()) is not None)
         return any(id(parameter) in self._known[one].parameters for one in alive)
 
+    def trained(self) -> set[int]:
+        """The ids of all parameters that active optimizers have."""
+        alive = (one for reference in self._active.values() if (one := reference()) is not None)
+        return {key for one in alive for key in self._known[one].parameters}
+
     def next_order(self) -> int:
         """One more steps for the first time."""
         return next(self._orders)
@@ -118,7 +124,7 @@ class Optimizers:
         """
         if look:
             self._others = [weakref.ref(optimizer) for optimizer in all_optimizers()]
-        references = (*self._active.values(), *self._others)
+        references = (*self._others, *self._active.values())
         groups = [group for one in references if (found := one()) is not None for group in found.param_groups]
         return {id(p): rate for group in groups for rate in (rate_of(group),) for p in group["params"]}
 

@@ -141,6 +141,8 @@ class _Batch:
             match key:
                 case ("loss", loss) if loss in counted:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
+                case ("mark", model, site):
+                    step.marks[model, site] = value
                 case ("dead" | "saturated" as what, place, _):
                     shares = getattr(step, what)
                     shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst

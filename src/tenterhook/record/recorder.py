@@ -20,6 +20,7 @@ from tenterhook.platform.hook_tables import begin_hiding, end_hiding
 from tenterhook.platform.optimizers import found_inf, unscales
 from tenterhook.record.assemble import Assembler, WholeStep
 from tenterhook.record.events import Backward, Event, Finished, Ready
+from tenterhook.record.facts import Facts
 from tenterhook.record.guard import Guard
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.models import MOST_MODELS, Models
@@ -54,6 +55,7 @@ class Recorder:
         self._selects = bool(selectors)
         self._complain = complain
         self._optimizers = Optimizers(self.models)
+        self._facts = Facts(self.models, self._optimizers)
         self._assembler = Assembler(self._optimizers.are_there)
         self._measuring = Measuring(what, self._assembler.part)
         self._outbox = Outbox(take, self.places)
@@ -203,7 +205,7 @@ class Recorder:
         part.unscaled_late = unscales(optimizer)
         known.parameters = frozenset(map(id, parameters_of(optimizer)))  # there may be more by now
         weights.look(optimizer)
-        part.parameters += weights.facts(self._optimizers.rates(look=self.steps in (1, 10)))
+        part.parameters += self._facts.look(known, self.steps, micro.scalars)
         weights.before(micro.gather)
 
     def after_step(self, known: Known) -> None:

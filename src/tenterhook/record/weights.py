@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from tenterhook.platform.foreach import foreach_mul, foreach_sub
 from tenterhook.record.gather import Gather, is_plain
 from tenterhook.record.models import Models
 from tenterhook.record.places import Places
-from tenterhook.record.step import Parameter
 
 T = TypeVar("T")
 _KEEP = 1 << 26  # bytes for copies of parameters
-_OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
+_SELDOM = 10  # samples after which it is asked again whether there is room for copies
 
 
 class Weights:
@@ -33,8 +32,6 @@ class Weights:
         self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
         self._kept: dict[int, Tensor] = {}
         self._samples = 0
-        self._state: list[Any] = []  # what the facts were made of
-        self._facts: list[Parameter] = []
         self._has_room = True
         self._memory: dict[str, Any] = {}
 
@@ -66,6 +63,7 @@ class Weights:
 
     def before(self, gather: Gather) -> None:
         """Measure the parameters and their gradients, and keep copies for the updates."""
+        self._samples += 1
         tensors, numbers = self._tensors, self._numbers
         graded = [i for i, tensor in enumerate(tensors) if tensor.grad is not None]
         moved = self._moved(graded) if "update" in self._what else []
@@ -122,24 +120,6 @@ class Weights:
         if sum(one.nbytes for one in self._kept.values()) + room.nbytes < _KEEP:
             self._kept[i] = room
         return room
-
-    def facts(self, rates: dict[int, float]) -> list[Parameter]:
-        """What rules want to know beside the numbers, of every parameter of the models that it trains."""
-        self._samples += 1
-        if self._samples > _OFTEN and self._samples % _SELDOM:
-            return []
-        mine = set(map(id, self._tensors))
-        models = [model for model in self._models.all if not mine.isdisjoint(model.parameters)]
-        each = [(model.name, site, tensor) for model in models for site, tensor in model.each_parameter()]
-        state = [(id(p), p.requires_grad, p.grad is not None, rates.get(id(p))) for _, _, p in each]
-        if state != self._state:  # else nothing new is made, which Python's garbage collection would look through
-            self._state = state
-            self._facts = [
-                Parameter(model, site, trainable=trainable, has_gradient=graded, rate=rate, size=tensor.numel())
-                for (model, site, tensor), (_, trainable, graded, rate) in zip(each, state, strict=True)
-                if not isinstance(tensor, nn.UninitializedParameter)
-            ]
-        return self._facts
 
     def _affordable(self, moved: list[int]) -> bool:
         """Whether there is room for a copy of the weights while the optimizer steps."""

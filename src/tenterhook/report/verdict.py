@@ -190,7 +190,7 @@ def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
         f"{row['model']}: {row['site']}" if row.get("site") else row.get("model"),
         what.replace("_", " ") if what not in (None, "output", "parameter") else None,
         f"rank {row['rank']}" if row.get("rank") else None,
-        f"since step {row['step']:,}",
+        _when(row["step"], row.get("until")),
         f"and {row['more']} more" if row["more"] else None,
     ]
     head = f"{_MARKS.get(row['severity'], '●')} {row['rule']}"
@@ -203,6 +203,12 @@ def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
             start = 2 + len(label)
             lines += [(f"{paint(line[:start], 'dim')}{line[start:]}", len(line)) for line in found]
     return lines
+
+
+def _when(step: int, until: int | None) -> str:
+    if until is None:
+        return f"since step {step:,}"
+    return f"step {step:,}" if step == until else f"steps {step:,}–{until:,}"
 
 
 def _wrapped(mark: str, text: str, width: int, paint: Any, colour: str) -> list[Line]:
