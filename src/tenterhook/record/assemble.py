@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from tenterhook.record.events import (
     Backward,
+    ByHand,
     Called,
     Event,
     Finished,
@@ -73,6 +74,7 @@ class Assembler:
         self._asks_for_optimizer = has_optimizer
         self.number = 0
         self.trains = False  # whether a backward pass or an optimizer was seen
+        self.by_hand = False  # whether parameters change without an optimizer, since one has stepped
         self.may_train = False  # whether the last call may begin a training
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
         self.part = Part()
@@ -112,7 +114,12 @@ class Assembler:
     @property
     def awaits_optimizer(self) -> bool:
         """Whether an optimizer makes the steps, which may not have stepped yet."""
-        return bool(self._optimizers) or self._asks_for_optimizer(self.trains)
+        return not self.by_hand and (self.has_optimizers or self._asks_for_optimizer(self.trains))
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether any has stepped."""
+        return bool(self._optimizers)
 
     def _begin_training(self) -> None:
         if self.trains:
@@ -149,6 +156,9 @@ class Assembler:
     def _raised(self, event: Raised) -> None:
         self.micro.passes.pop(event.number, None)
 
+    def _changed_by_hand(self, event: ByHand) -> None:
+        self.by_hand = True
+
     def _joined(self, event: Joined) -> None:
         if not self._optimizers:  # if the others do not take turns with it, that is soon known
             self._usual = set(event.others)
@@ -169,6 +179,7 @@ class Assembler:
 
     def _is_ready(self, event: Ready) -> None:
         self._ready[event.optimizer] = self.micro
+        self.by_hand = False
 
     def _step_returned(self, event: Stepped) -> None:
         optimizer, counts = event.optimizer, self.is_stepping(event.optimizer)
@@ -232,6 +243,7 @@ class Assembler:
         PartCalled: _part_called,
         Backward: _backward,
         Raised: _raised,
+        ByHand: _changed_by_hand,
         Joined: _joined,
         Stepping: _stepping,
         Ready: _is_ready,

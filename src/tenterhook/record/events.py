@@ -30,6 +30,10 @@ class Raised(NamedTuple):
     number: int
 
 
+class ByHand(NamedTuple):
+    """Parameters have changed since the last backward pass, and no optimizer has stepped."""
+
+
 class Joined(NamedTuple):
     """An optimizer steps for the first time, or again after another one has replaced it."""
 
@@ -66,4 +70,4 @@ class Finished(NamedTuple):
     """The training is over."""
 
 
-Event = Called | PartCalled | Backward | Raised | Joined | Stepping | Ready | Stepped | Skipped | Finished
+Event = Called | PartCalled | Backward | Raised | ByHand | Joined | Stepping | Ready | Stepped | Skipped | Finished

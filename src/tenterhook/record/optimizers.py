@@ -39,7 +39,8 @@ class Optimizers:
         self._models = models
         self._known: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
         self._active: dict[int, weakref.ref[Optimizer]] = {}  # by number
-        self._numbers, self._orders = itertools.count(1), itertools.count(1)
+        self.stepped = 0  # how many have
+        self._numbers = itertools.count(1)
         self._there: dict[bool, bool] = {}  # whether there was one, before the training and when it had begun
         self._others: list[weakref.ref[Optimizer]] = []
 
@@ -104,10 +105,6 @@ class Optimizers:
         """The ids of all parameters that active optimizers have."""
         alive = (one for reference in self._active.values() if (one := reference()) is not None)
         return {key for one in alive for key in self._known[one].parameters}
-
-    def next_order(self) -> int:
-        """One more steps for the first time."""
-        return next(self._orders)
 
     def are_there(self, trains: bool) -> bool:
         """Whether there is an optimizer at all, which may not have stepped yet: looked for once before the training

@@ -25,6 +25,7 @@ class Verdict:
     clean: list[str] = field(default_factory=list)
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    nothing: str = "nothing was trained"  # why there was nothing to check
 
     @classmethod
     def of(cls, run: Run, shown: Path | None = None) -> "Verdict":
@@ -38,6 +39,10 @@ class Verdict:
         verdict.unchecked = [(s["rule"], s["why"]) for s in states if s["state"] == "not checked"]
         if len(run.ranks) > 1:
             verdict._compare_ranks(run)
+        if not info.get("models"):
+            verdict.nothing = "no model was seen"
+        elif info.get("passes"):
+            verdict.nothing = "no rule had what it needs"
         verdict.remarks = list(_remarks(run, info))
         order = {name: i for i, name in enumerate(reversed(SEVERITIES))}
         verdict.findings.sort(key=lambda row: (order.get(row["severity"], 9), row["step"]))
@@ -68,7 +73,7 @@ class Verdict:
         for row in self.findings:
             yield [*_finding(row, width, paint), ("", 0)]
         if not self.findings:
-            said = "nothing found" if self.clean else "nothing to check: no model was trained"
+            said = "nothing found" if self.clean else f"nothing to check: {self.nothing}"
             yield _wrapped("✔" if self.clean else "○", said, width, paint, "clean" if self.clean else "dim")
         if self.clean:
             yield _wrapped("✔", f"{len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
@@ -154,6 +159,10 @@ def _many(number: int) -> str:
 def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
     schedule = run.info.get("schedule", {})
     yield from _remarks_on_cost(schedule, info)
+    if info.get("passes") and not info.get("optimizers", 1):
+        yield "no optimizer of torch.optim has stepped: a step is a call of a model, and its backward pass"
+        changed = "parameters changed from one backward pass to the next, so updates were recorded, too"
+        yield changed if info.get("by_hand") else "no parameter of a model was seen to change between backward passes"
     if info.get("further_models"):
         yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):

@@ -15,7 +15,7 @@ _MANY = 10  # backward passes without a step
 _OUTSIDE, _IDLE = "not in any optimizer", "its optimizer never steps"
 _UNUSED, _RATE = "never got a gradient", "its learning rate is 0"
 _THEN = {
-    _OUTSIDE: "pass it to the optimizer, which may be older than the model; or freeze it with requires_grad_(False)",
+    _OUTSIDE: "pass it to the optimizer, or freeze it with requires_grad_(False)",
     _IDLE: "call step() of the optimizer that has it, too",
     _UNUSED: "look for a detach() or no_grad() behind it, or a zero_grad() too early; freeze it if it is not needed",
     _RATE: "give its group a learning rate, or freeze it with requires_grad_(False)",
