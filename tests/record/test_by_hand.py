@@ -5,7 +5,6 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tenterhook import watch
 from tests.record.small import agrees, batches, net, rows, sgd, train
