@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Parameter, Step
+from tenterhook.say import counted
 
 Key = tuple[str, str]  # model and site
 _SAMPLES = 12
@@ -142,6 +143,6 @@ def _finding(step: Step, reason: str, found: list[Parameter], severity: str) -> 
     place = next((p for p in step.rows.places if (p.model, p.site) == (first.model, first.site)), None)
     place = place or Place(-1, first.model, first.site, "parameter", "")
     names = ", ".join(one.site for one in found[:4]) + (" …" if len(found) > 4 else "")
-    text = f"{reason}: {names} ({sum(one.size for one in found):,} values)"
+    text = f"{reason}: {names} ({counted(sum(one.size for one in found), 'value')})"
     why = "it is not trained: it keeps its initial values"
     return Finding(NeverTrained.name, severity, step.number, text, place, why, _THEN[reason])
