@@ -18,6 +18,11 @@ def say(text: str, stream: Any = None) -> None:
             stream.flush()
 
 
+def counted(many: int, what: str) -> str:
+    """How many there are: `1 sample`, `1,200 samples`."""
+    return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+
+
 def _write(file: int, rest: bytes) -> None:
     """Past the buffer: what cannot be written would stay in it, and Python would end with 120 because of that."""
     while rest:

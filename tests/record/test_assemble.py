@@ -8,6 +8,7 @@ import pytest
 from tenterhook.record.assemble import Assembler, MicroBatch, Part, first_that_count
 from tenterhook.record.events import (
     Backward,
+    ByHand,
     Called,
     Finished,
     Joined,
@@ -19,6 +20,7 @@ from tenterhook.record.events import (
     Stepping,
 )
 
+BY_HAND = ByHand()
 CALL, CHECK, INNER, END = Called(), Called(trains=False), PartCalled(), Finished()
 A, B, C = 1, 2, 3  # optimizers
 
@@ -46,7 +48,7 @@ def closure(optimizer, *inside):
 
 def assembler_for(events):
     there_are = any(isinstance(event, Joined) for event in events)  # optimizers
-    return Assembler(lambda: there_are)
+    return Assembler(lambda trains: there_are)
 
 
 def steps_of(events):
@@ -88,10 +90,6 @@ TABLES = {
     "a pass without a loss": (
         flat(CALL, Backward(1), CALL, back(2), first(A)),
         [[[[], [2]]]],
-    ),
-    "gradients that are only asked for": (
-        flat(CALL, back(1, asks=True), INNER, back(2), first(A)),
-        [[[[2]]]],
     ),
     "a module that is called after a pass": (
         flat(CALL, INNER, back(1), INNER, INNER, back(2), first(A)),
@@ -159,6 +157,11 @@ TABLES = {
     "validation between steps": (
         flat(CALL, back(1), first(A), CHECK, CHECK, CALL, back(2), CHECK, step(A)),
         [[[[1]]], [[[2]]]],
+    ),
+    "parameters that change by hand, beside an optimizer": (
+        flat(CALL, back(1), CALL, BY_HAND, back(2), CALL, back(3), CALL, back(4), CALL, back(5), first(A))
+        + flat(CALL, back(6), CALL, back(7), step(A)),
+        [[[[1], [2]]], [[[3]]], [[[4]]], [[[5]]], [[[6], [7]]]],
     ),
     "no optimizer": (
         flat(CALL, back(1), CALL, back(2), CALL, back(3), END),

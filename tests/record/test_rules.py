@@ -137,7 +137,6 @@ FAULTS = [
     ("all-zero gradients", t.dead_relu, "warn", "2.weight", "parameter_grad", 7, 7),
     ("all-zero gradients", t.idle_head, "note", "spare.weight", "parameter_grad", 23, 23),
     ("parameter never trained", t.head_forgotten, "warn", "head.weight", "parameter", 11, 11),
-    ("parameter never trained", partial(t.distilled, frozen=False), "note", "ema.0.weight", "parameter", 11, 11),
     ("parameter never trained", t.unfrozen_later, "warn", "0.weight", "parameter", 31, 31),
     ("parameter never trained", partial(t.idle_head, in_loss=False), "note", "spare.weight", "parameter", 11, 11),
     ("parameter never trained", partial(t.in_turn, late=99), "note", "heads.2.weight", "parameter", 29, 29),
@@ -180,6 +179,7 @@ CLEAN = [
     ("all-zero gradients", waiting),
     ("all-zero gradients", t.wasserstein),
     ("parameter never trained", t.distilled),
+    ("parameter never trained", partial(t.distilled, frozen=False)),  # which is written into
     ("parameter never trained", t.gan),
     ("parameter never trained", t.in_turn),
     ("parameter never trained", partial(t.unfrozen_later, forgotten=False)),

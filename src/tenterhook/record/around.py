@@ -2,7 +2,8 @@
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -12,25 +13,59 @@ from tenterhook.addresses.modules import unwrap, walk
 from tenterhook.platform.frames import CALLS, all_variables, frames_from
 
 _OURS = __name__.partition(".")[0]
-_MOST_FRAMES = 40
+_MOST_FRAMES, _OUTERMOST = 40, 400
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # files of libraries
+_OF_NO_MODEL = ("torch.nn.utils.", "torch.ao.")  # call parametrizations and observers
 
 
-def callers(frame: FrameType | None) -> Iterator[FrameType]:
+def callers(frame: FrameType | None, most: int = _MOST_FRAMES) -> Iterator[FrameType]:
     """A frame and those around it, without torch's and ours."""
-    for one in itertools.islice(frames_from(frame), _MOST_FRAMES + 1):
+    for one in itertools.islice(frames_from(frame), most + 1):
         if one.f_globals.get("__name__", "").partition(".")[0] not in ("torch", _OURS):
             yield one
 
 
-def largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> tuple[str, nn.Module | None]:
-    """The largest module among the variables of the frames that call, and its name there."""
-    best: tuple[str, nn.Module | None] = ("", None)
+def largest(frame: FrameType | None, size_of: Callable[[nn.Module], int]) -> nn.Module | None:
+    """The largest module among the variables of the frames that call."""
+    best: nn.Module | None = None
     size = 0
     for one in callers(frame):
-        for name, value in all_variables(one).items():
+        for value in all_variables(one).values():
             if issubclass(type(value), nn.Module) and (held := size_of(value)) > size:
-                size, best = held, (_readable(name, value), value)
+                size, best = held, value
     return best
+
+
+def name_of(module: nn.Module, frame: FrameType | None) -> str:
+    """The name that the user knows a module by: that of the outermost variable, or attribute of a `self`; or its class.
+
+    A library's variables, and names such as `self` or `_`, are no names of the user's.
+    """
+    found = ""
+    for one in callers(frame, _OUTERMOST):
+        if not _INSTALLED.search(one.f_code.co_filename):
+            variables = all_variables(one)
+            found = _key_of(module, variables) or _key_of(module, _attributes(variables.get("self"))) or found
+    return found or type(unwrap(module)).__name__
+
+
+def _key_of(module: nn.Module, names: Mapping[str, Any]) -> str:
+    """What holds the module itself, or else what is inside its wrapper, or a wrapper of it."""
+    usual = {name: value for name, value in names.items() if name[:1] != "_" and name not in ("self", "module", "mod")}
+    found = {name: value for name, value in usual.items() if issubclass(type(value), nn.Module)}
+    exact = (name for name, value in found.items() if value is module)
+    return next(exact, "") or next((name for name, value in found.items() if unwrap(value) is unwrap(module)), "")
+
+
+def _attributes(owner: Any) -> Mapping[str, Any]:
+    held = getattr(owner, "__dict__", {})
+    return {**held, **held["_modules"]} if issubclass(type(owner), nn.Module) else held
+
+
+def is_called_for_torch(frame: FrameType | None) -> bool:
+    """Whether a module is called by what parametrizes or quantizes another one."""
+    names = (one.f_globals.get("__name__", "") for one in frames_from(frame) if one.f_code.co_filename != CALLS)
+    return next((name for name in names if name.partition(".")[0] != _OURS), "").startswith(_OF_NO_MODEL)
 
 
 def count_if_held(whole: nn.Module, parts: list[nn.Module]) -> int:
@@ -77,7 +112,3 @@ def _is_running(one: Any, module: nn.Module) -> bool:
     if type(one) is tuple:
         return len(one) > 1 and one[-2] is module and type(one[-1]) is tuple
     return type(one) is FrameType or (type(one) is FunctionType and one.__code__.co_filename == CALLS)
-
-
-def _readable(name: str, module: nn.Module) -> str:
-    return type(unwrap(module)).__name__ if name in ("self", "_", "module", "mod") else name

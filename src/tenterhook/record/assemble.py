@@ -2,7 +2,8 @@
 
 A part is what came since an optimizer last stepped, cut into micro-batches by the calls that follow a backward pass. A
 step is made of the parts of all optimizers that step in turn: a GAN's two parts are one step. Without an optimizer,
-every call of a model begins a step.
+every call of a model begins a step. Calls under no_grad are steps of a program that trains nothing; when a training
+begins after all, they were none, and it begins at step 0.
 
     assembler = Assembler()
     for event in events:
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 
 from tenterhook.record.events import (
     Backward,
+    ByHand,
     Called,
     Event,
     Finished,
@@ -29,6 +31,8 @@ from tenterhook.record.events import (
     Stepped,
     Stepping,
 )
+
+MOST_BEFORE = 1000  # steps that are taken back when a training begins: they are kept until then
 
 
 @dataclass(eq=False, slots=True)
@@ -60,14 +64,18 @@ class WholeStep:
 
     number: int
     parts: tuple[Part, ...]
+    trains: bool = True  # False for calls under no_grad before any training
 
 
 class Assembler:
     """Cuts a stream of events into steps."""
 
-    def __init__(self, has_optimizer: Callable[[], bool] = lambda: False) -> None:
-        self._has_optimizer = has_optimizer  # whether there is one that has not stepped yet
+    def __init__(self, has_optimizer: Callable[[bool], bool] = lambda trains: False) -> None:
+        self._asks_for_optimizer = has_optimizer
         self.number = 0
+        self.trains = False  # whether a backward pass or an optimizer was seen
+        self.by_hand = False  # whether parameters change without an optimizer, since one has stepped
+        self.may_train = False  # whether the last call may begin a training
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
         self.part = Part()
         self.micro = self.part.micros[-1]
@@ -103,12 +111,30 @@ class Assembler:
         micro = self.micro
         return bool(micro.passes or (self.without_gradients and micro.called))
 
+    @property
+    def awaits_optimizer(self) -> bool:
+        """Whether an optimizer makes the steps, which may not have stepped yet."""
+        return not self.by_hand and (self.has_optimizers or self._asks_for_optimizer(self.trains))
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether any has stepped."""
+        return bool(self._optimizers)
+
+    def _begin_training(self) -> None:
+        if self.trains:
+            return
+        self.trains, self.without_gradients = True, False
+        if self.number < MOST_BEFORE:
+            self.number = 0
+
     def _called(self, event: Called) -> None:
+        self.may_train = event.trains and not self.trains
         if not event.trains and not self.without_gradients:
-            if self._optimizers or self.micro.passes or self._has_optimizer():
+            if self.trains or self.awaits_optimizer:
                 return
             self.without_gradients = True
-        if self.has_unfinished and not self._optimizers and not self._has_optimizer():
+        if self.has_unfinished and not self.awaits_optimizer:
             self._end_part()
             self._end_step()
             self._begin_part()
@@ -121,8 +147,7 @@ class Assembler:
             self._begin_micro()
 
     def _backward(self, event: Backward) -> None:
-        if event.asks:
-            return
+        self._begin_training()
         micro = self.micro
         counts = not (self._ready and event.in_step)  # of a closure that is called several times, the first one does
         is_new = event.loss not in micro.losses[-1:]
@@ -130,6 +155,9 @@ class Assembler:
 
     def _raised(self, event: Raised) -> None:
         self.micro.passes.pop(event.number, None)
+
+    def _changed_by_hand(self, event: ByHand) -> None:
+        self.by_hand = True
 
     def _joined(self, event: Joined) -> None:
         if not self._optimizers:  # if the others do not take turns with it, that is soon known
@@ -141,7 +169,7 @@ class Assembler:
             self._usual.discard(gone)
         self._optimizers.add(event.optimizer)
         self._usual.add(event.optimizer)
-        self.without_gradients = False
+        self._begin_training()
 
     def _stepping(self, event: Stepping) -> None:
         raised = self._ready.pop(event.optimizer, None)
@@ -151,6 +179,7 @@ class Assembler:
 
     def _is_ready(self, event: Ready) -> None:
         self._ready[event.optimizer] = self.micro
+        self.by_hand = False
 
     def _step_returned(self, event: Stepped) -> None:
         optimizer, counts = event.optimizer, self.is_stepping(event.optimizer)
@@ -203,7 +232,7 @@ class Assembler:
         self._parts.append(self.part)
 
     def _end_step(self) -> None:
-        self._whole.append(WholeStep(self.number, tuple(self._parts)))
+        self._whole.append(WholeStep(self.number, tuple(self._parts), self.trains))
         if self._stepped:
             self._usual = self._stepped | self._left_out
         self._stepped, self._left_out, self._parts = set(), set(), []
@@ -214,6 +243,7 @@ class Assembler:
         PartCalled: _part_called,
         Backward: _backward,
         Raised: _raised,
+        ByHand: _changed_by_hand,
         Joined: _joined,
         Stepping: _stepping,
         Ready: _is_ready,

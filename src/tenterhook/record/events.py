@@ -21,7 +21,6 @@ class Backward(NamedTuple):
 
     number: int
     loss: int | None = None  # None where it was not called on scalars
-    asks: bool = False  # autograd.grad(): no gradient is accumulated
     in_step: bool = False  # an optimizer's step() is running around it
 
 
@@ -29,6 +28,10 @@ class Raised(NamedTuple):
     """A backward pass has raised."""
 
     number: int
+
+
+class ByHand(NamedTuple):
+    """Parameters have changed since the last backward pass, and no optimizer has stepped."""
 
 
 class Joined(NamedTuple):
@@ -67,4 +70,4 @@ class Finished(NamedTuple):
     """The training is over."""
 
 
-Event = Called | PartCalled | Backward | Raised | Joined | Stepping | Ready | Stepped | Skipped | Finished
+Event = Called | PartCalled | Backward | Raised | ByHand | Joined | Stepping | Ready | Stepped | Skipped | Finished

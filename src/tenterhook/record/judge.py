@@ -39,7 +39,10 @@ class Judge:
                         self._found.add(i)
                 except Exception as error:
                     self._broken[i] = f"the rule raised {type(error).__name__} at step {step.number}: {error}"
-        self.findings += found
+        for finding in found:
+            if finding.until is not None:
+                self.findings = [one for one in self.findings if not one.is_of(finding)]
+            self.findings.append(finding)
         return found
 
     def states(self) -> list[State]:

@@ -21,7 +21,7 @@ from tenterhook.store.schemas import VERSION, arrow
 from tenterhook.store.write import RankWriter, write_json
 
 _OF_STEPS = ("time", "seconds", "loss", "losses", "backwards", "skipped", "scale", "rates", "sampled", "spent")
-_OF_FINDINGS = ("step", "rule", "severity", "text", "why", "then")
+_OF_FINDINGS = ("step", "rule", "severity", "text", "why", "then", "until")
 _OF_PLACES = ("model", "site", "what")
 _EVERY = 2.0  # seconds after which steps go to disk, at the latest with the next one
 _ROWS = 16384
@@ -55,7 +55,7 @@ class Log:
         self._findings += findings
         if findings or self._rows >= _ROWS or time.monotonic() - self._flushed >= _EVERY:
             self.flush()
-        return bool(findings)
+        return any(finding.until is None for finding in findings)
 
     def flush(self) -> None:
         """Write all that was noted."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tenterhook.addresses.modules import unwrap, walk
-from tenterhook.record.around import callers, count_if_held, is_kept, is_slice, largest
+from tenterhook.addresses.modules import walk
+from tenterhook.record.around import callers, count_if_held, is_kept, is_slice, largest, name_of
 from tenterhook.record.model import Model
 
 MOST_MODELS = 32  # a program may make one after the other
@@ -21,12 +21,20 @@ class Models:
         self.passed_over = 0
         self._selectors = selectors
         self._modules: dict[int, Any] = {}
+        self._none: set[int] = set()  # the ids of what is no model, for it has no parameters
         self._kept: dict[Any, bool] = {}  # by place in the code: whether what it calls is more than made there
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module belongs to one of the models."""
+        """Whether a module belongs to one of the models, or to none as far as is known."""
         known = self._modules.get(id(module))
         return known is not None and known() is module
+
+    def grows(self, module: nn.Module) -> bool:
+        """A module gets a new part: whether it is of a model. What was none may be one then."""
+        if id(module) in self._none:
+            self._none.discard(id(module))
+            self._modules.pop(id(module), None)
+        return self.knows(module)
 
     def add(self, name: str, module: nn.Module) -> Model:
         """Watch one more model."""
@@ -48,18 +56,22 @@ class Models:
     def discover(self, module: nn.Module, frame: FrameType | None) -> Model | None:
         """The model that a module that was called belongs to: itself, or one in a variable of the code that calls.
 
-        None where there are too many already, and for what was only made for this call, such as a slice or a ReLU: its
-        layers, if it has any, are called next. A slice that is kept belongs to the model that it is of.
+        None where there are too many already, for what has no parameters, such as a loss or a metric, and for a slice
+        that was only made for this call: its layers are called next. One that is kept belongs to the model it is of.
         """
-        name, whole = largest(frame, lambda one: count_if_held(one, [module]))
+        whole = largest(frame, lambda one: count_if_held(one, [module]))
+        if _is_no_model(whole or module):
+            self._remember(whole or module)  # not to look for it again
+            self._none.add(id(whole or module))
+            return None
         if whole is None and self._is_passing(module, frame):
             for part in module.modules():
                 if not _has_parameters(part):
-                    self._modules[id(part)] = weakref.ref(part)  # not to look for it again
+                    self._modules[id(part)] = weakref.ref(part)
             return None
         if whole is None or whole is module:
-            name, whole = name or type(unwrap(module)).__name__, self._whole_of(module)
-        found = self._model_of(whole) or self._add_one_more(name, whole)
+            whole = self._whole_of(module)
+        found = self._model_of(whole) or self._add_one_more(whole, frame)
         self._remember(whole)
         self._modules[id(module)] = weakref.ref(module)
         return found
@@ -76,9 +88,9 @@ class Models:
             found.look()
         return found
 
-    def _add_one_more(self, name: str, module: nn.Module) -> Model | None:
+    def _add_one_more(self, module: nn.Module, frame: FrameType | None) -> Model | None:
         if len(self.all) < MOST_MODELS:
-            return self.add(name, module)
+            return self.add(name_of(module, frame), module)
         self.passed_over += 1
         return None
 
@@ -86,9 +98,9 @@ class Models:
         """Whether a module that no variable holds is only there for this call, and nothing is lost without it."""
         layers = [one for one in module.modules() if _has_parameters(one)]
         new = [one for one in layers if not self.knows(one)]
-        if layers and type(module) is not nn.Sequential:  # it may do other things with them than to call them
+        if type(module) is not nn.Sequential:  # it may do other things with them than to call them
             return False
-        if new and largest(frame, lambda one: count_if_held(one, new))[1] is None:
+        if new and largest(frame, lambda one: count_if_held(one, new)) is None:
             return False
         place = next(((one.f_code, one.f_lasti, type(module)) for one in callers(frame)), None)
         if place not in self._kept:
@@ -97,11 +109,9 @@ class Models:
 
     def find_holder(self, parameter: Tensor, frame: FrameType | None) -> None:
         """Watch the model in a variable around that has this parameter, where none is known by its calls."""
-        name, whole = largest(
-            frame, lambda one: len(list(one.modules())) * any(p is parameter for p in one.parameters())
-        )
+        whole = largest(frame, lambda one: len(list(one.modules())) * any(p is parameter for p in one.parameters()))
         if whole is not None and len(self.all) < MOST_MODELS and all(model.module() is not whole for model in self.all):
-            self.add(name, whole).compiled = True
+            self.add(name_of(whole, frame), whole).compiled = True
 
     def parameter(self, tensor: Tensor) -> tuple[str, str, str] | None:
         """The model's name, the address and the holder's class of a parameter."""
@@ -118,3 +128,9 @@ class Models:
 
 def _has_parameters(module: nn.Module) -> bool:
     return any(parameter is not None for parameter in module._parameters.values())
+
+
+def _is_no_model(module: nn.Module) -> bool:
+    """Whether a module has nothing to train: a loss, an activation, an augmentation, a metric with its own network."""
+    metric = any(cls.__module__.partition(".")[0] == "torchmetrics" for cls in type(module).__mro__)
+    return metric or not any(_has_parameters(one) for _, one in walk(module))

@@ -27,6 +27,7 @@ class Known:
         self.weights: Weights | None = None  # once it has stepped
         self.order = 0  # the how manieth it was to step
         self.parameters: frozenset[int] = frozenset()  # the ids of those that it trains
+        self.samples = 0  # how many of its steps were sampled
 
 
 class Optimizers:
@@ -38,8 +39,9 @@ class Optimizers:
         self._models = models
         self._known: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
         self._active: dict[int, weakref.ref[Optimizer]] = {}  # by number
-        self._numbers, self._orders = itertools.count(1), itertools.count(1)
-        self._not_yet: bool | None = None  # whether there was one that had not stepped when that was first asked
+        self.stepped = 0  # how many have
+        self._numbers = itertools.count(1)
+        self._there: dict[bool, bool] = {}  # whether there was one, before the training and when it had begun
         self._others: list[weakref.ref[Optimizer]] = []
 
     def known(self, optimizer: Optimizer) -> Known | None:
@@ -72,12 +74,11 @@ class Optimizers:
             others = frozenset(
                 self.add(other).number for other in all_optimizers() if self.concern(other, self.known(other))
             )
-        first = next(parameters_of(optimizer), None)
-        replaces = tuple(number for number, one in self._active.items() if _is_over(one(), first))
+        known.parameters = frozenset(map(id, parameters_of(optimizer)))
+        replaces = tuple(number for number, one in self._active.items() if self._is_replaced(one(), known))
         for number in replaces:
             del self._active[number]
         self._active[known.number] = weakref.ref(optimizer)
-        known.parameters = frozenset(map(id, parameters_of(optimizer)))
         return Joined(known.number, others, replaces)
 
     def note_wrappers(self, optimizer: Optimizer, stepping: Iterable[int], frame: FrameType) -> None:
@@ -85,23 +86,33 @@ class Optimizers:
         first, mine = next(parameters_of(optimizer), None), self._known[optimizer].number
         for number in [number for number in stepping if number != mine and number in self._active]:
             other = self._active[number]()
-            if other is not None and _is_over(other, first) and is_stepping(frame, other):
+            if other is not None and any(p is first for p in parameters_of(other)) and is_stepping(frame, other):
                 self._known[other].wraps = True
+
+    def _is_replaced(self, optimizer: Optimizer | None, by: Known) -> bool:
+        """Whether an optimizer is gone, or another one has all of its parameters and no more, or is what it wraps."""
+        if optimizer is None:
+            return True
+        known = self._known[optimizer]
+        return known.wraps or by.parameters == set(map(id, parameters_of(optimizer)))
 
     def train(self, parameter: Tensor) -> bool:
         """Whether an active optimizer has this parameter."""
         alive = (one for reference in self._active.values() if (one := reference()) is not None)
         return any(id(parameter) in self._known[one].parameters for one in alive)
 
-    def next_order(self) -> int:
-        """One more steps for the first time."""
-        return next(self._orders)
+    def trained(self) -> set[int]:
+        """The ids of all parameters that active optimizers have."""
+        alive = (one for reference in self._active.values() if (one := reference()) is not None)
+        return {key for one in alive for key in self._known[one].parameters}
 
-    def are_there(self) -> bool:
-        """Whether there is an optimizer at all, which may not have stepped yet."""
-        if self._not_yet is None:
-            self._not_yet = any(True for _ in all_optimizers())
-        return self._not_yet
+    def are_there(self, trains: bool) -> bool:
+        """Whether there is an optimizer at all, which may not have stepped yet: looked for once before the training
+        and once when it has begun.
+        """
+        if trains not in self._there:
+            self._there[trains] = any(True for _ in all_optimizers())
+        return self._there[trains]
 
     def rates(self, *, look: bool) -> dict[int, float]:
         """The learning rate of every parameter that an optimizer has, by id.
@@ -110,7 +121,7 @@ class Optimizers:
         """
         if look:
             self._others = [weakref.ref(optimizer) for optimizer in all_optimizers()]
-        references = (*self._active.values(), *self._others)
+        references = (*self._others, *self._active.values())
         groups = [group for one in references if (found := one()) is not None for group in found.param_groups]
         return {id(p): rate for group in groups for rate in (rate_of(group),) for p in group["params"]}
 
@@ -123,11 +134,6 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 def versions_of(optimizer: Optimizer) -> list[int]:
     """The versions of its parameters."""
     return [version_of(p) for p in parameters_of(optimizer)]
-
-
-def _is_over(optimizer: Optimizer | None, first: Tensor | None) -> bool:
-    """Whether an optimizer is gone, or another one has taken its parameters."""
-    return optimizer is None or any(p is first for p in parameters_of(optimizer))
 
 
 def rate_of(group: dict[str, Any]) -> float:

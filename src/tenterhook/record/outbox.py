@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from tenterhook.record.assemble import MOST_BEFORE
 from tenterhook.record.guard import uninterrupted
 from tenterhook.record.parts import Pending
 from tenterhook.record.places import Places
@@ -20,6 +21,7 @@ class Outbox:
     def __init__(self, take: Callable[[Step], None], places: Places) -> None:
         self._take, self._places = take, places
         self._pending: list[Pending] = []
+        self._before: list[Pending] = []  # steps that are none if a training begins
         self._samples = 0  # those of them that were sampled
         self._handed_on = time.perf_counter()
         self._layouts: dict[bytes, Layout] = {}
@@ -27,6 +29,12 @@ class Outbox:
 
     def add(self, step: Pending) -> None:
         """A step is whole."""
+        if not step.trains and step.number < MOST_BEFORE:
+            self._before.append(step)
+            return
+        if not step.trains:
+            self._pending += self._before
+        self._before = []
         self._pending.append(step)
         self._samples += step.sampled
         late = time.perf_counter() - self._handed_on > _WAIT
@@ -35,6 +43,8 @@ class Outbox:
 
     def hand_on(self, wait: bool = False) -> None:
         """Hand on those whose numbers are there, or all."""
+        if wait:
+            self._pending, self._before = [*self._before, *self._pending], []
         self._handed_on, self._samples = time.perf_counter(), 0
         with uninterrupted():
             while self._pending and (wait or len(self._pending) > _MOST or self._pending[0].ready()):

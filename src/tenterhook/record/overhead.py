@@ -1,4 +1,4 @@
-"""The share of time that recording takes."""
+"""The time that recording takes, and its share."""
 
 from collections import deque
 
@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from tenterhook.record.step import Step
+
+_LEAST = 0.1  # of the time has to be the training's own: shares of less say nothing
 
 
 class Overhead:
@@ -24,7 +26,8 @@ class Overhead:
 
     def shares(self) -> dict[str, float | None]:
         """As rank.json has them."""
-        return {"overhead": self._all.share(), "overhead_later": self._later.share()}
+        later = self._later.share()
+        return {"overhead_seconds": self._all.took(), "overhead": self._all.share(), "overhead_later": later}
 
 
 class _Cost:
@@ -41,10 +44,15 @@ class _Cost:
         self._many[step.sampled] += 1
         self._times[step.sampled].append(step.seconds)
 
+    def took(self) -> float:
+        share = self.share()
+        return self.spent if share is None else self.seconds * share / (1 + share)
+
     def share(self) -> float | None:
-        if not self.seconds:
+        own = self.seconds - self.spent  # less than nothing where threads have worked for us at the same time
+        if own <= _LEAST * self.seconds:
             return None
-        counted = self.spent / max(self.seconds - self.spent, 1e-9)
+        counted = self.spent / own
         if min(map(len, self._times)) < 10 or not torch.cuda.is_initialized():
             return counted
         usual, sampled = (float(np.median(times)) for times in self._times)

@@ -83,10 +83,10 @@ class Part:
 class Pending:
     """A step whose numbers may still be on their way."""
 
-    __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time")
+    __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time", "trains")
 
-    def __init__(self, number: int, parts: list[Part], seconds: float, time: float, spent: float) -> None:
-        self.number = number
+    def __init__(self, whole: assemble.WholeStep, parts: list[Part], seconds: float, time: float, spent: float) -> None:
+        self.number, self.trains = whole.number, whole.trains
         self.parts = parts
         self.seconds, self.time, self.spent = seconds, time, spent
         self.sampled = any(part.sampled for part in parts)  # whether its values were measured
@@ -141,6 +141,8 @@ class _Batch:
             match key:
                 case ("loss", loss) if loss in counted:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
+                case ("mark", model, site):
+                    step.marks[model, site] = value
                 case ("dead" | "saturated" as what, place, _):
                     shares = getattr(step, what)
                     shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst

@@ -16,10 +16,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tenterhook.platform.engine import classes_of
+from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import begin_hiding, end_hiding
 from tenterhook.platform.optimizers import found_inf, unscales
+from tenterhook.record import events
 from tenterhook.record.assemble import Assembler, WholeStep
-from tenterhook.record.events import Backward, Event, Finished, Ready
+from tenterhook.record.by_hand import ByHand
+from tenterhook.record.events import Backward, Called, Event, Finished, Ready
+from tenterhook.record.facts import Facts
 from tenterhook.record.guard import Guard
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.models import MOST_MODELS, Models
@@ -54,8 +58,10 @@ class Recorder:
         self._selects = bool(selectors)
         self._complain = complain
         self._optimizers = Optimizers(self.models)
+        self._facts = Facts(self.models, self._optimizers)
         self._assembler = Assembler(self._optimizers.are_there)
         self._measuring = Measuring(what, self._assembler.part)
+        self.by_hand = ByHand(self.models, self.places, self._measuring.what)
         self._outbox = Outbox(take, self.places)
         self._guard = guard = Guard(self._failed)
         stepping = self._assembler.optimizers_that_step
@@ -77,6 +83,11 @@ class Recorder:
     def steps(self) -> int:
         """How many there were."""
         return self._assembler.number
+
+    @property
+    def optimizers(self) -> int:
+        """How many have stepped."""
+        return self._optimizers.stepped
 
     @property
     def failed(self) -> str | None:
@@ -123,6 +134,7 @@ class Recorder:
         """The training is over: hand on the steps that are left, and what belongs to none, and take away every hook."""
         if self._guard.on:
             try:
+                self.by_hand.measure_update(self._measuring.micro.gather)
                 if self._assembler.has_unfinished:
                     self._scalers.note_after()
                     self._measuring.part.close()
@@ -153,6 +165,8 @@ class Recorder:
     def feed(self, event: Event) -> None:
         """Something has happened: end the steps that end with it, and have what comes belong to what begins."""
         assembler, measuring = self._assembler, self._measuring
+        if isinstance(event, Called):
+            self.by_hand.measure_update(measuring.micro.gather)
         whole = assembler.feed(event)
         begins_part = assembler.part is not measuring.part.token
         if begins_part:
@@ -174,6 +188,8 @@ class Recorder:
 
     def take_backward(self, event: Backward, loss: Tensor | None, scale: Tensor | None) -> None:
         """A backward pass has begun, on this loss, which was scaled by this."""
+        if self.by_hand.notices(self._assembler.has_optimizers):
+            self.feed(events.ByHand())
         self._scalers.use(scale)
         self.feed(event)
         part, micro = self._measuring.part, self._measuring.micro
@@ -186,9 +202,20 @@ class Recorder:
         if self.steps <= self._new_until and part.classes is None:
             part.classes = classes_of(loss)
 
+    def is_asked(self, leaf: Tensor) -> bool:
+        """Whether it counts that the gradient of this leaf is asked for: where no optimizer makes the steps."""
+        is_of_model = is_of_transform(leaf) or self.models.parameter(leaf) is not None
+        return is_of_model and not self._assembler.awaits_optimizer
+
+    def after_backward(self, asked: dict[int, Tensor]) -> None:
+        """A backward pass has run."""
+        if self._assembler.by_hand and self._measuring.sampled:
+            self.by_hand.after_pass(self._measuring.micro.gather, asked)
+
     def before_step(self, optimizer: Optimizer, known: Known) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = known.weights or self._first_step(optimizer, known)
+        self.by_hand.optimizer_steps()
         part, micro = self._measuring.part, self._measuring.micro
         part.optimizers = frozenset((known.order,))
         if self._scalers.scale is not None:
@@ -202,8 +229,8 @@ class Recorder:
             return
         part.unscaled_late = unscales(optimizer)
         known.parameters = frozenset(map(id, parameters_of(optimizer)))  # there may be more by now
-        weights.look(optimizer)
-        part.parameters += weights.facts(self._optimizers.rates(look=self.steps in (1, 10)))
+        weights.look(*(group["params"] for group in optimizer.param_groups))
+        part.parameters += self._facts.look(known, self.steps, micro.scalars)
         weights.before(micro.gather)
 
     def after_step(self, known: Known) -> None:
@@ -215,7 +242,8 @@ class Recorder:
         self._discovery.find_holder(next(parameters_of(optimizer), None))
         everything = not self._selects and (self._optimizers.everything or not self.models.all)
         known.weights = Weights(self.models, self.places, self._measuring.what, everything)
-        known.order = self._optimizers.next_order()
+        self._optimizers.stepped += 1
+        known.order = self._optimizers.stepped
         if known.order <= MOST_MODELS:  # there may be a new one for every step
             self.schedule.found(self.steps)  # what is new is looked at closely
             self._new_until = self.steps + 1
@@ -223,7 +251,9 @@ class Recorder:
 
     def _begin_part(self) -> None:
         part, was_sampled = self._assembler.part, self._measuring.sampled
-        sampled = self.schedule.wants(self.steps) if part.is_first else was_sampled
+        sampled = was_sampled
+        if part.is_first:
+            sampled = self.schedule.wants(self.steps) or self._assembler.may_train
         self._measuring.begin_part(part, self.steps, sampled=sampled)
         if sampled != was_sampled:
             self._discovery.put_on() if sampled else self._discovery.take_off()
@@ -231,7 +261,7 @@ class Recorder:
     def _end_step(self, step: WholeStep) -> None:
         now = time.perf_counter()
         parts, spent = self._measuring.take(step.parts), self._guard.spent
-        pending = Pending(step.number, parts, now - self._mark, now - self._start, spent)
+        pending = Pending(step, parts, now - self._mark, now - self._start, spent)
         self.schedule.paid(pending.number, pending.seconds, pending.spent, pending.sampled)
         self._mark, self._guard.spent = now, 0.0
         self._measuring.step = self.steps

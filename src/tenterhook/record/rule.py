@@ -35,6 +35,11 @@ class Finding:
     place: Place | None = None
     why: str = ""  # why it matters
     then: str = ""  # what to do
+    until: int | None = None  # the last step at which it held, once later steps have refuted it
+
+    def is_of(self, other: "Finding") -> bool:
+        """Whether the other one says the same, and until when."""
+        return (self.rule, self.step, self.place, self.text) == (other.rule, other.step, other.place, other.text)
 
 
 class Rule(Protocol):
@@ -43,7 +48,10 @@ class Rule(Protocol):
     name: str
 
     def look(self, step: Step) -> Iterable[Finding]:
-        """Findings that this step adds; a place that was reported once need not be again."""
+        """Findings that this step adds; a place that was reported once need not be again.
+
+        One that this step refutes is yielded again with `until`: `replace(finding, until=step.number - 1)`.
+        """
         ...
 
 

@@ -98,6 +98,8 @@ class Parameter(NamedTuple):
     has_gradient: bool
     rate: float | None  # the learning rate of its group; None where no optimizer has it
     size: int
+    steps: bool = True  # whether that optimizer has stepped
+    is_training: bool = True  # whether its model is in training mode
 
 
 @dataclass
@@ -125,6 +127,7 @@ class Step:
     frozen: set[tuple[str, str]] = field(default_factory=set)  # those of them whose weights are not trained
     parameters: Sequence[Parameter] = ()  # in all of the first samples, later in some
     rate: Mapping[tuple[str, str], float | None] = field(default_factory=dict)  # by model and site, as last looked at
+    marks: dict[tuple[str, str], float] = field(default_factory=dict)  # of parameters that nothing seems to train
     classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the rows
     _of: dict[str, Rows] = field(default_factory=dict)

@@ -82,6 +82,8 @@ class Recording:
         models = [model.describe() for model in self.recorder.models.all]
         facts["further_models"] = self.recorder.models.passed_over
         facts["fused"] = self.recorder.fused
+        by_hand = self.recorder.by_hand
+        facts |= {"optimizers": self.recorder.optimizers, "passes": by_hand.passes, "by_hand": by_hand.noticed}
         self.log.describe(models=models, failed=self.recorder.failed, **facts)
 
     def _complain(self, what: str) -> None:

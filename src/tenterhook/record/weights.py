@@ -2,22 +2,22 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from tenterhook.platform.foreach import foreach_mul, foreach_sub
 from tenterhook.record.gather import Gather, is_plain
 from tenterhook.record.models import Models
 from tenterhook.record.places import Places
-from tenterhook.record.step import Parameter
 
 T = TypeVar("T")
+NONE: Mapping[int, Tensor] = MappingProxyType({})
 _KEEP = 1 << 26  # bytes for copies of parameters
-_OFTEN, _SELDOM = 32, 10  # facts about parameters: at the first samples, then at every tenth
+_SELDOM = 10  # samples after which it is asked again whether there is room for copies
 
 
 class Weights:
@@ -33,26 +33,23 @@ class Weights:
         self._old: dict[int, Tensor] = {}  # by row: the values before the step, where its update is wanted
         self._kept: dict[int, Tensor] = {}
         self._samples = 0
-        self._state: list[Any] = []  # what the facts were made of
-        self._facts: list[Parameter] = []
         self._has_room = True
         self._memory: dict[str, Any] = {}
 
-    def look(self, optimizer: Optimizer) -> None:
-        """Find out whose the parameters are, again where something was added since."""
-        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    def look(self, *groups: Sequence[Tensor]) -> None:
+        """Find out whose the parameters of these groups are, again where something was added since."""
+        tensors = [p for group in groups for p in group]
         state = (len(self._models.all), *map(id, tensors))
         if state != self._known:
             self._known, self._kept = state, {}
             if any(self._models.parameter(p) is None for p in tensors):
                 self._models.look()  # a layer may have been exchanged
-            self._name_all(optimizer)
+            self._name_all(groups)
         self._tensors = [tensors[k] for k in self._mine]  # until the step is over; they are not ours to keep
 
-    def _name_all(self, optimizer: Optimizer) -> None:
+    def _name_all(self, groups: Sequence[Sequence[Tensor]]) -> None:
         self._numbers = {"parameter": [], "parameter_grad": [], "update": []}
-        groups = enumerate(optimizer.param_groups)
-        each = [(g, i, p) for g, group in groups for i, p in enumerate(group["params"])]
+        each = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group)]
         self._mine = [k for k, one in enumerate(each) if self._name(*one)]
 
     def _name(self, group: int, i: int, parameter: Tensor) -> bool:
@@ -64,17 +61,18 @@ class Weights:
             numbers.append([self._places.number(model, site, what, kind, parameter.dtype)])
         return True
 
-    def before(self, gather: Gather) -> None:
-        """Measure the parameters and their gradients, and keep copies for the updates."""
+    def before(self, gather: Gather, asked: Mapping[int, Tensor] = NONE) -> None:
+        """Measure the parameters and their gradients, which may be those asked for, and keep copies for the updates."""
+        self._samples += 1
         tensors, numbers = self._tensors, self._numbers
-        graded = [i for i, tensor in enumerate(tensors) if tensor.grad is not None]
+        found = [asked.get(id(tensor), tensor.grad) for tensor in tensors]
+        graded = [i for i, grad in enumerate(found) if grad is not None]
         moved = self._moved(graded) if "update" in self._what else []
         self._old = {}
         if "parameter" in self._what:
             self._measure_values(gather, moved)
         if "parameter_grad" in self._what:
-            gradients = [tensors[i].grad for i in graded]
-            gather.add_all(_at(graded, numbers["parameter_grad"]), gradients)  # type: ignore[arg-type]
+            gather.add_all(_at(graded, numbers["parameter_grad"]), _at(graded, found))  # type: ignore[arg-type]
         self._copy([i for i in moved if i not in self._old])
         gather.measure()  # the step writes into the parameters
 
@@ -122,24 +120,6 @@ class Weights:
         if sum(one.nbytes for one in self._kept.values()) + room.nbytes < _KEEP:
             self._kept[i] = room
         return room
-
-    def facts(self, rates: dict[int, float]) -> list[Parameter]:
-        """What rules want to know beside the numbers, of every parameter of the models that it trains."""
-        self._samples += 1
-        if self._samples > _OFTEN and self._samples % _SELDOM:
-            return []
-        mine = set(map(id, self._tensors))
-        models = [model for model in self._models.all if not mine.isdisjoint(model.parameters)]
-        each = [(model.name, site, tensor) for model in models for site, tensor in model.each_parameter()]
-        state = [(id(p), p.requires_grad, p.grad is not None, rates.get(id(p))) for _, _, p in each]
-        if state != self._state:  # else nothing new is made, which Python's garbage collection would look through
-            self._state = state
-            self._facts = [
-                Parameter(model, site, trainable=trainable, has_gradient=graded, rate=rate, size=tensor.numel())
-                for (model, site, tensor), (_, trainable, graded, rate) in zip(each, state, strict=True)
-                if not isinstance(tensor, nn.UninitializedParameter)
-            ]
-        return self._facts
 
     def _affordable(self, moved: list[int]) -> bool:
         """Whether there is room for a copy of the weights while the optimizer steps."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tenterhook.say import counted
 from tenterhook.store.run import Run
 from tenterhook.store.schemas import SEVERITIES
 
@@ -25,6 +26,7 @@ class Verdict:
     clean: list[str] = field(default_factory=list)
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    nothing: str = "nothing was trained"  # why there was nothing to check
 
     @classmethod
     def of(cls, run: Run, shown: Path | None = None) -> "Verdict":
@@ -38,6 +40,10 @@ class Verdict:
         verdict.unchecked = [(s["rule"], s["why"]) for s in states if s["state"] == "not checked"]
         if len(run.ranks) > 1:
             verdict._compare_ranks(run)
+        if not info.get("models"):
+            verdict.nothing = "no model was seen"
+        elif info.get("passes"):
+            verdict.nothing = "no rule had what it needs"
         verdict.remarks = list(_remarks(run, info))
         order = {name: i for i, name in enumerate(reversed(SEVERITIES))}
         verdict.findings.sort(key=lambda row: (order.get(row["severity"], 9), row["step"]))
@@ -68,7 +74,7 @@ class Verdict:
         for row in self.findings:
             yield [*_finding(row, width, paint), ("", 0)]
         if not self.findings:
-            said = "nothing found" if self.clean else "nothing to check: no model was trained"
+            said = "nothing found" if self.clean else f"nothing to check: {self.nothing}"
             yield _wrapped("✔" if self.clean else "○", said, width, paint, "clean" if self.clean else "dim")
         if self.clean:
             yield _wrapped("✔", f"{len(self.clean)} clean: {', '.join(self.clean)}", width, paint, "clean")
@@ -130,18 +136,23 @@ def _title(run: Run, info: dict[str, Any]) -> str:
         what = "no model was seen"
     elif len(models) == 1:
         one = models[0]
-        what = f"{one['name']} ({one['class']}, {_many(one.get('parameters', 0))} parameters)"
+        what = f"{one['name']} ({one['class']}{_parameters(one.get('parameters'))})"
     else:
         total = sum(model.get("parameters", 0) for model in models)
-        what = f"{len(models)} models ({', '.join(m['name'] for m in models[:3])}, {_many(total)} parameters)"
+        what = f"{len(models)} models ({', '.join(m['name'] for m in models[:3])}{_parameters(total)})"
     steps, sampled = info.get("steps", 0), info.get("sampled", 0)
     if "ended" not in info:  # what the tables hold, which are written more often
         column = run.steps(0)["sampled"].to_pylist()
         steps, sampled = len(column), sum(column)
-    parts = [what, f"{steps:,} {'step' if steps == 1 else 'steps'}, {sampled:,} sampled"]
+    parts = [what, f"{counted(steps, 'step')}, {sampled:,} sampled"]
     if len(run.ranks) > 1:
         parts.append(f"{len(run.ranks)} ranks")
     return " · ".join(parts)
+
+
+def _parameters(number: int | None) -> str:
+    """Nothing where there are none, or the model was gone before they were counted."""
+    return f", {_many(number)} parameter{'' if number == 1 else 's'}" if number else ""
 
 
 def _many(number: int) -> str:
@@ -154,10 +165,14 @@ def _many(number: int) -> str:
 def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
     schedule = run.info.get("schedule", {})
     yield from _remarks_on_cost(schedule, info)
+    if info.get("passes") and not info.get("optimizers", 1):
+        yield "no optimizer of torch.optim has stepped: a step is a call of a model, and its backward pass"
+        changed = "parameters changed from one backward pass to the next, so updates were recorded, too"
+        yield changed if info.get("by_hand") else "no parameter of a model was seen to change between backward passes"
     if info.get("further_models"):
         yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):
-        yield f"{many:,} values were not measured: sparse, or otherwise without numbers, or written into before"
+        yield f"not measured: {counted(many, 'value')}, sparse, or otherwise without numbers, or written into before"
     if info.get("fused"):
         yield "what is inside of an nn.TransformerEncoderLayer was not recorded where torch runs it as one operation"
     if schedule.get("sites") and not len(run.table("stats", 0)):
@@ -174,13 +189,16 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
 
 def _remarks_on_cost(schedule: dict[str, Any], info: dict[str, Any]) -> Iterator[str]:
     dense, budget = schedule.get("dense", 0), schedule.get("budget") or 0
-    if (share := info.get("overhead")) is not None:
-        later = info.get("overhead_later")
-        usual = "" if later is None else f"; {later:.1%} of the time after the first {dense} steps"
-        yield f"overhead: watching took {share:.1%} more time{usual}"
+    share, later, seconds = (info.get(name) for name in ("overhead", "overhead_later", "overhead_seconds"))
+    if share is not None:
+        time = "" if seconds is None else f"{seconds:.2g} s, " if seconds < 10 else f"{seconds:,.0f} s, "
+        usual = "" if later is None else f" ({later:.1%} after the first {counted(dense, 'step')})"
+        yield f"overhead: watching took {time}{share:.1%} of the training's own time{usual}"
+    elif seconds:
+        yield f"overhead: watching took {seconds:.2g} s, most of the time of such short steps"
     if left_out := info.get("passed_over"):
-        what = f"{left_out:,} samples were left out to stay near the budget of {budget:.0%}"
-        yield f"{what}, so that what came and went in between was not seen; --every N samples whatever it costs"
+        what = f"left out to stay near the budget of {budget:.0%}: {counted(left_out, 'sample')}"
+        yield f"{what}; what came and went in between was not seen; --every N samples whatever it costs"
 
 
 def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
@@ -190,7 +208,7 @@ def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
         f"{row['model']}: {row['site']}" if row.get("site") else row.get("model"),
         what.replace("_", " ") if what not in (None, "output", "parameter") else None,
         f"rank {row['rank']}" if row.get("rank") else None,
-        f"since step {row['step']:,}",
+        _when(row["step"], row.get("until")),
         f"and {row['more']} more" if row["more"] else None,
     ]
     head = f"{_MARKS.get(row['severity'], '●')} {row['rule']}"
@@ -203,6 +221,12 @@ def _finding(row: dict[str, Any], width: int, paint: Any) -> list[Line]:
             start = 2 + len(label)
             lines += [(f"{paint(line[:start], 'dim')}{line[start:]}", len(line)) for line in found]
     return lines
+
+
+def _when(step: int, until: int | None) -> str:
+    if until is None:
+        return f"since step {step:,}"
+    return f"step {step:,}" if step == until else f"steps {step:,}–{until:,}"
 
 
 def _wrapped(mark: str, text: str, width: int, paint: Any, colour: str) -> list[Line]:

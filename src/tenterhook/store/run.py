@@ -69,8 +69,13 @@ class Run:
         return self.table("steps", rank)
 
     def findings(self, rank: int | None = None) -> Any:
-        """What the rules have found."""
-        return self.table("findings", rank)
+        """What the rules have found; `until` is the last step at which it held, null where it still did at the end."""
+        table = self.table("findings", rank)
+        if "until" not in table.column_names:  # an older run
+            return table
+        names = ("rank", "rule", "step", "model", "site", "text")
+        last = {tuple(row.get(name) for name in names): i for i, row in enumerate(table.to_pylist())}
+        return table.take(arrow().array(sorted(last.values()), arrow().int64()))
 
     def table(self, name: str, rank: int | None = None) -> Any:
         """A table as it is in the files, of one rank, or of all with a column `rank`."""

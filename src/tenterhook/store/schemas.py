@@ -27,7 +27,7 @@ def schemas() -> dict[str, Any]:
     findings = [
         *(("step", pa.int64()), ("rule", pa.string()), ("severity", pa.string()), ("model", pa.string())),
         *(("site", pa.string()), ("what", pa.string()), ("text", pa.string()), ("why", pa.string())),
-        *(("then", pa.string()),),
+        *(("then", pa.string()), ("until", pa.int64())),
     ]
     return {"stats": pa.schema(stats), "steps": pa.schema(steps), "findings": pa.schema(findings)}
 

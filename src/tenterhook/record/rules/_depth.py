@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenterhook.record.places import Place
+from tenterhook.record.rule import Checked
 from tenterhook.record.step import Floats, Rows, Step
 
 _OTHERS = ("Norm", "Embedding", "LSTM", "GRU", "RNN")
@@ -20,6 +21,20 @@ def depth(place: Place, step: Step) -> int:
     return step.order.get((place.model, place.site.rpartition(".")[0] or "."), -1)
 
 
+class OfLayers(Checked):
+    """A base for rules that compare layers: what tells their order is recorded with the outputs."""
+
+    def __init__(self) -> None:
+        self._layers = Layers()
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why nothing was checked, or None."""
+        if not self.has_looked and self._layers.are_unordered:
+            return "the order of the layers is not known, for outputs of modules were not recorded"
+        return super().unchecked
+
+
 class Layers:
     """The weights that get gradients, for each model apart, in the order of the forward.
 
@@ -27,6 +42,7 @@ class Layers:
     """
 
     def __init__(self) -> None:
+        self.are_unordered = False  # whether there are some, but not what tells of the order
         self._known: dict[bytes, list[tuple[list[Place], NDArray[np.int64]]]] = {}
 
     def gradients(self, step: Step) -> list[tuple[list[Place], Floats]]:
@@ -39,6 +55,7 @@ class Layers:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             known = self._known[rows.layout] = _layers(rows, step)
+            self.are_unordered |= not known and any(map(is_weight, rows.places))
         return [(places, step.gradient_rms[which]) for places, which in known]
 
 

@@ -5,24 +5,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.record.places import Place
-from tenterhook.record.rule import Checked, Finding, Persistent
-from tenterhook.record.rules._depth import Layers, steepest
+from tenterhook.record.rule import Finding, Persistent
+from tenterhook.record.rules._depth import OfLayers, steepest
 from tenterhook.record.step import Floats, Step
 
 _FIRST, _RATIO, _TIMES = 5, 1e3, 100.0
 _LARGE, _LARGE_LATER = 1e-2, 1e-1  # rms; what is smaller does no harm, however it has grown
 
 
-class ExplodingGradients(Checked):
+class ExplodingGradients(OfLayers):
     """With depth: 1000 times from the last layers to the first. With time: 100 times the most of the first samples."""
 
     name = "exploding gradients"
     needs = "no gradients of weights were sampled"
 
     def __init__(self) -> None:
+        super().__init__()
         self._deep, self._late = Persistent(), Persistent(3, 5)
         self._most: dict[str, list[float]] = {}
-        self._layers = Layers()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each model once of each kind."""

@@ -41,4 +41,6 @@ class LossNan(OfLosses):
         outputs = step.of("output")
         if outputs.infinite.any():
             return "see where the first value that is not finite came up"
+        if not len(outputs):
+            return "look for a log, a division or a square root in the loss, and in the model, which was not recorded"
         return "all that the model gave was finite: look for a log, a division or a square root in the loss"

@@ -1,19 +1,23 @@
 """Parameters that nothing trains."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Parameter, Step
+from tenterhook.say import counted
 
 Key = tuple[str, str]  # model and site
 _SAMPLES = 12
 _PATIENT = 30  # of those without a gradient, where layers take turns: an expert may wait long for a token
+_LATE = 30  # steps after which an optimizer should have stepped, that may do so seldom
 _MANY = 10  # backward passes without a step
-_OUTSIDE, _UNUSED, _RATE = "not in any optimizer", "never got a gradient", "its learning rate is 0"
+_OUTSIDE, _IDLE = "not in any optimizer", "its optimizer never steps"
+_UNUSED, _RATE = "never got a gradient", "its learning rate is 0"
 _THEN = {
     _OUTSIDE: "pass it to the optimizer, or freeze it with requires_grad_(False)",
+    _IDLE: "call step() of the optimizer that has it, too",
     _UNUSED: "look for a detach() or no_grad() behind it, or a zero_grad() too early; freeze it if it is not needed",
     _RATE: "give its group a learning rate, or freeze it with requires_grad_(False)",
 }
@@ -21,26 +25,38 @@ _THEN = {
 
 @dataclass
 class _Life:
-    """What was seen of a parameter."""
+    """What was seen of a parameter, in all samples while it was trainable."""
 
-    samples: int = 0  # while it was trainable
-    held: bool = False  # by an optimizer
+    begun: int  # at which step it was seen first
+    samples: int = 0
     gradients: int = 0  # in how many of them it had one
-    moving: bool = False
+    held: bool = False  # by an optimizer
+    steps: bool = False  # whether that has stepped
+    moves: bool = False  # whether that had a learning rate
+    mark: float | None = None  # the first one
+    changed: bool = False
+
+    def add(self, one: Parameter, graded: bool, mark: float | None) -> None:
+        """One more sample."""
+        self.samples += one.trainable
+        self.gradients += graded
+        self.held |= one.rate is not None
+        self.steps |= one.steps
+        self.moves |= bool(one.rate)
+        self.mark = mark if self.mark is None else self.mark
+        self.changed |= mark is not None and mark != self.mark
 
     @property
     def reason(self) -> str:
-        if not self.gradients:
-            return _UNUSED
-        if not self.held:
-            return _OUTSIDE
-        return "" if self.moving else _RATE
+        """Why nothing trains it; empty where something does, or writes into it as into a target network."""
+        cases = ((_UNUSED, self.gradients), (_OUTSIDE, self.held), (_IDLE, self.steps), (_RATE, self.moves))
+        return "" if self.changed else next((reason for reason, seen in cases if not seen), "")
 
 
 class NeverTrained(Checked):
-    """Trainable, but in no optimizer; or without a gradient, or with learning rate 0, in all of the first samples.
+    """Trainable, but in no optimizer that steps, or in all of the first samples without a gradient or a learning rate.
 
-    That weights move is no proof: weight decay moves them too. Copies and spare heads have no gradient and are noted.
+    What is written into by hand, such as a target network, is trained. Spare heads have no gradient and are noted.
     """
 
     name = "parameter never trained"
@@ -51,42 +67,36 @@ class NeverTrained(Checked):
 
     def __init__(self) -> None:
         self._lives: dict[Key, _Life] = {}
-        self._told: set[Key] = set()
-        self._known: list[tuple[str, str, bool]] = []  # and whether trainable, in a step that needed no more looking
+        self._told: dict[Finding, tuple[str, list[Key]]] = {}  # those that hold, with the reason
+        self._seen: object = None  # the parameters of a step after which there was no more to look for
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """One finding for each reason, with the first of the parameters it holds for."""
+        """One finding for each model and reason, with the first of the parameters; and those that hold no longer."""
         if step.backwards - step.skipped >= _MANY and not step.optimizers:
-            text = f"{step.backwards:,} backward passes, and no step of an optimizer"
-            then = "call optimizer.step() after backward()"
-            self.has_looked = True
-            yield Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
-        trainable = [one[:3] for one in step.parameters]
-        if not trainable or trainable == self._known:
+            yield self._without_steps(step)
+        if not step.parameters or step.parameters == self._seen:
             return
-        present = self._note(step.parameters)
+        present = self._note(step)
         trained = [key for key, one in present.items() if one.trainable]
         ripe = self._ripe(trained)
         self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
-        if self.has_looked:
-            self._known = trainable
-        for reason, found in self._new(ripe, present).items():
-            yield self._finding(step, reason, found, self._severity(reason, found, present))
+        all_trained = self.has_looked and not any(self._lives[key].reason for key in trained)
+        self._seen = step.parameters if all_trained else None
+        yield from self._over(step)
+        yield from self._new(step, ripe, present)
 
-    def _note(self, parameters: Iterable[Parameter]) -> dict[Key, Parameter]:
-        """Add what is known of each to its life."""
-        present: dict[Key, Parameter] = {}
-        graded: set[Key] = set()
-        for one in parameters:  # once for each optimizer that has some of the model
-            key = (one.model, one.site)
-            life = self._lives.setdefault(key, _Life())
-            life.samples += one.trainable and key not in present
-            life.held |= one.rate is not None
-            life.gradients += one.has_gradient and key not in graded
-            life.moving |= bool(one.rate)
-            present[key] = one
-            if one.has_gradient:
-                graded.add(key)
+    def _without_steps(self, step: Step) -> Finding:
+        text = f"{step.backwards:,} backward passes, and no step of an optimizer"
+        then = "call optimizer.step() after backward()"
+        self.has_looked = True
+        return Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
+
+    def _note(self, step: Step) -> dict[Key, Parameter]:
+        """Add what is known of each to its life; there may be facts for each optimizer that has stepped."""
+        present = {(one.model, one.site): one for one in step.parameters}
+        graded = {(one.model, one.site) for one in step.parameters if one.has_gradient}
+        for key, one in present.items():
+            self._lives.setdefault(key, _Life(step.number)).add(one, key in graded, step.marks.get(key))
         return present
 
     def _ripe(self, trained: list[Key]) -> list[Key]:
@@ -96,29 +106,43 @@ class NeverTrained(Checked):
         needed = [_SAMPLES if life.gradients else patience for life in lives]
         return [key for key, life, many in zip(trained, lives, needed, strict=True) if life.samples >= many]
 
-    def _new(self, ripe: list[Key], present: dict[Key, Parameter]) -> dict[str, list[Parameter]]:
-        """By reason, those that are not trained and were not told of yet."""
-        found: dict[str, list[Parameter]] = {}
+    def _over(self, step: Step) -> Iterator[Finding]:
+        """What is refuted by now; those of its parameters for which it still holds are told of again."""
+        for finding, (reason, keys) in [*self._told.items()]:
+            if any(self._lives[key].reason != reason for key in keys):
+                del self._told[finding]
+                why = "it is trained since, or written into"
+                yield replace(finding, severity="note", why=why, until=max(finding.step, step.number - 1))
+
+    def _new(self, step: Step, ripe: list[Key], present: dict[Key, Parameter]) -> Iterator[Finding]:
+        """Those that are not trained and were not told of yet."""
+        told = {key for _, keys in self._told.values() for key in keys}
+        groups: dict[tuple[str, str], list[Key]] = {}
         for key in ripe:
             reason = self._lives[key].reason
-            if reason and key not in self._told:
-                self._told.add(key)
-                found.setdefault(reason, []).append(present[key])
-        return found
+            early = reason == _IDLE and step.number < self._lives[key].begun + _LATE
+            if reason and not early and key not in told:
+                groups.setdefault((key[0], reason), []).append(key)
+        for (model, reason), keys in groups.items():
+            found = [present[key] for key in keys]
+            whole = [one for one in present.values() if one.model == model and one.trainable]
+            finding = _finding(step, reason, found, self._severity(reason, found, whole))
+            self._told[finding] = reason, keys
+            yield finding
 
-    def _severity(self, reason: str, found: list[Parameter], present: dict[Key, Parameter]) -> str:
-        size = sum(one.size for one in present.values() if one.trainable)
-        whole = reason == _RATE and not any(self._lives[key].moving for key in present)
-        half = reason == _UNUSED and 2 * sum(one.size for one in found) > size
-        return "warn" if reason == _OUTSIDE or whole or half else "note"
+    def _severity(self, reason: str, found: list[Parameter], model: list[Parameter]) -> str:
+        if reason == _RATE:
+            return "note" if any(self._lives[one.model, one.site].moves for one in model) else "warn"
+        if reason == _UNUSED:
+            return "warn" if 2 * sum(one.size for one in found) > sum(one.size for one in model) else "note"
+        return "warn" if any(one.is_training for one in found) else "note"  # a loss by features of another model
 
-    def _finding(self, step: Step, reason: str, found: list[Parameter], severity: str) -> Finding:
-        first = found[0]
-        place = next((p for p in step.rows.places if (p.model, p.site) == (first.model, first.site)), None)
-        place = place or Place(-1, first.model, first.site, "parameter", "")
-        size = sum(one.size for one in found)
-        names = ", ".join(one.site for one in found[:4]) + (" …" if len(found) > 4 else "")
-        why = "it is not trained: it keeps its initial values"
-        return Finding(
-            self.name, severity, step.number, f"{reason}: {names} ({size:,} values)", place, why, _THEN[reason]
-        )
+
+def _finding(step: Step, reason: str, found: list[Parameter], severity: str) -> Finding:
+    first = found[0]
+    place = next((p for p in step.rows.places if (p.model, p.site) == (first.model, first.site)), None)
+    place = place or Place(-1, first.model, first.site, "parameter", "")
+    names = ", ".join(one.site for one in found[:4]) + (" …" if len(found) > 4 else "")
+    text = f"{reason}: {names} ({counted(sum(one.size for one in found), 'value')})"
+    why = "it is not trained: it keeps its initial values"
+    return Finding(NeverTrained.name, severity, step.number, text, place, why, _THEN[reason])

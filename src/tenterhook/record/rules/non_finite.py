@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Rows, Step
+from tenterhook.say import counted
 
 # In the order in which they are made: what is bad first is the cause of the rest.
 _ORDER = ("input", "parameter", "output", "output_grad", "parameter_grad", "update")
@@ -13,10 +15,16 @@ _SCALED = ("output_grad", "parameter_grad", "update")
 _THEN = {
     "input": "look at the data: this batch has them before the model sees it",
     "parameter": "an update put them there, or whoever made them; a run with --every 1 shows which step it was",
-    "output": "its inputs were finite: look for a division, a log, a square root or an overflow in its forward",
-    "output_grad": "the forward was finite: look there for a square root, a norm or a log at 0, or an overflow",
-    "parameter_grad": "what flows into it was finite: the sum over the batch overflowed",
-    "update": "the gradient was finite: look at the optimizer's eps, betas and state",
+    "output": "look for a division, a log, a square root or an overflow in its forward",
+    "output_grad": "look in the forward for a square root, a norm or a log at 0, or an overflow",
+    "parameter_grad": "look for a sum over the batch that overflowed",
+    "update": "look at the optimizer's eps, betas and state",
+}
+_BEFORE = {  # what is made before, and is said to be finite where it was measured
+    "output": ("output", "what the modules before it gave was finite"),
+    "output_grad": ("output", "what the modules gave was finite"),
+    "parameter_grad": ("output_grad", "the gradients of what the modules gave were finite"),
+    "update": ("parameter_grad", "the gradients were finite"),
 }
 _SKIPS = 16  # from 65536, where a GradScaler starts, so many halvings lead to 1
 
@@ -86,12 +94,14 @@ class NonFinite(Checked):
     def _finding(self, step: Step, what: str, found: Rows, i: int) -> Finding:
         parts = [(found.nan[i], "NaN"), (found.pos_inf[i], "+Inf"), (found.neg_inf[i], "-Inf")]
         counts = ", ".join(f"{int(many):,} {name}" for many, name in parts if many)
-        others = f"; {len(found) - 1} more places have some" if len(found) > 1 else ""
-        text = f"{counts} of {int(found.count[i]):,} values{others}"
+        more = len(found) - 1
+        others = f"; {more:,} more {'place has' if more == 1 else 'places have'} some" if more else ""
+        text = f"{counts} of {counted(int(found.count[i]), 'value')}{others}"
         if what == "output_grad":
             text += f". {self._made_by(step, found.places[i].number)}"
         why = "every step after this one trains on nothing"
-        return Finding(self.name, "error", step.number, text, found.places[i], why, _THEN[what])
+        then = _finite_before(step, what, found.places[i]) + _THEN[what]
+        return Finding(self.name, "error", step.number, text, found.places[i], why, then)
 
     def _made_by(self, step: Step, number: int) -> str:
         """Gradients come from behind: what made this one is what the forward did next."""
@@ -106,6 +116,15 @@ class NonFinite(Checked):
         text = f"a GradScaler left out {self._skips} steps in a row, for their gradients were not finite{scale}"
         then = "a smaller scale does not help: look for a NaN in the forward or the loss, first without autocast"
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
+
+
+def _finite_before(step: Step, what: str, place: Place) -> str:
+    """That what is made before was finite, if it was measured."""
+    kind, words = _BEFORE.get(what, ("", ""))
+    before = step.of(kind).places
+    if what == "output":  # the first that is not finite
+        before = [one for one in before if one.model == place.model and one.number < place.number]
+    return f"{words}: " if before else ""
 
 
 def _any_bad(step: Step) -> bool:

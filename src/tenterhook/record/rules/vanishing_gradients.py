@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.record.rule import Checked, Finding, Persistent
-from tenterhook.record.rules._depth import Layers, steepest
+from tenterhook.record.rule import Finding, Persistent
+from tenterhook.record.rules._depth import OfLayers, steepest
 from tenterhook.record.step import Step
 
 _RATIO, _SMALL = 1e-3, 1e-5
 
 
-class VanishingGradients(Checked):
+class VanishingGradients(OfLayers):
     """The RMS of the gradients of the first quarter of the layers is below 1e-3 of the last quarter's, and below 1e-5.
 
     One layer of the first that gets through is enough: the other branch may start at zero on purpose.
@@ -21,8 +21,8 @@ class VanishingGradients(Checked):
     needs = "no model with four or more layers of weights got gradients"
 
     def __init__(self) -> None:
+        super().__init__()
         self._often = Persistent()
-        self._layers = Layers()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each model once; the layer before which it drops most is named."""

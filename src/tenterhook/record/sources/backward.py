@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tenterhook.platform.engine import Asked, leaves_of
 from tenterhook.platform.frames import frame_here
+from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.optimizers import is_stepping
 from tenterhook.record.events import Backward, Event, Raised
 from tenterhook.record.guard import Guard, guarded
@@ -26,6 +27,14 @@ class TakesPasses(Protocol):
 
     def is_trained(self, leaf: Tensor) -> bool:
         """Whether a pass that reaches this leaf counts."""
+        ...
+
+    def is_asked(self, leaf: Tensor) -> bool:
+        """Whether a pass of autograd.grad() that asks for the gradient of this leaf counts."""
+        ...
+
+    def after_backward(self, asked: dict[int, Tensor]) -> None:
+        """A pass that counts has run; these gradients were asked for, by the ids of the leaves."""
         ...
 
     def feed(self, event: Event) -> None:
@@ -67,13 +76,21 @@ class Passes:
         else:
             in_step = bool(self._stepping()) and is_stepping(frame_here(3))
             outer = self._running[threading.get_ident()] = _Pass(asked, in_step)
-        if outer is None or outer.number or not outer.asked.accumulates:
+        if outer is None or outer.number:
             return
-        is_trained = self._taker.is_trained
+        counts = self._taker.is_trained if outer.asked.accumulates else self._taker.is_asked
         for leaf in leaves_of(asked):
-            if is_trained(leaf):
+            if counts(leaf):
                 self._tell(outer)
                 return
+
+    @guarded
+    def returned(self, given: Any) -> None:
+        """The one in this thread has run, and gave this."""
+        one = self._running.get(threading.get_ident())
+        if one is not None and one.number:
+            inputs = () if one.asked.accumulates else one.asked.inputs
+            self._taker.after_backward({id(leaf): g for leaf, g in zip(inputs, given or (), strict=False)})
 
     @guarded
     def raised(self) -> None:
@@ -99,7 +116,7 @@ class Passes:
             return True
         if running.asked.accumulates and not running.number:
             self._tell(running)
-        return running.asked.accumulates
+        return running.number > 0
 
     def _current(self) -> _Pass | None:
         """That of this thread; on a GPU gradients come in a thread of autograd's, and another one waits for it."""
@@ -125,7 +142,7 @@ class Passes:
 def loss_of(outputs: Sequence[Any]) -> Tensor | None:
     """The scalar that a pass was called on. Of several it is their sum, for that is what the gradient is of."""
     for one in outputs:
-        if not isinstance(one, Tensor) or one.numel() != 1 or one.is_complex():
+        if not isinstance(one, Tensor) or is_of_transform(one) or one.numel() != 1 or one.is_complex():
             return None
     if len(outputs) == 1:
         return outputs[0]

@@ -13,6 +13,7 @@ from tenterhook.platform.frames import frame_here
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_compared, is_tracing
 from tenterhook.platform.layers import Loss
+from tenterhook.record.around import is_called_for_torch
 from tenterhook.record.events import Called
 from tenterhook.record.guard import guarded
 from tenterhook.record.models import Models
@@ -74,6 +75,8 @@ class Discovery:
         """Any module, while a step is sampled: is it of a model that is not known yet? Losses are none."""
         if self._models.knows(module) or isinstance(module, Loss) or is_compared(frame_here()):
             return
+        if is_called_for_torch(frame_here(2)):
+            return
         look_for_scalers()
         model = self._models.discover(module, frame_here(2))
         if is_compiled(module):
@@ -110,7 +113,7 @@ class Discovery:
 
     def _grows(self, module: nn.Module) -> None:
         """A module gets a new part: that is looked at when the model is called next."""
-        self._stale = self._stale or self._models.knows(module)
+        self._stale |= self._models.grows(module)
 
     @guarded
     def _wrapped(self, module: nn.Module) -> None:

@@ -109,7 +109,10 @@ def _run_backward(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
     try:
         for one in told:
             one.passes.begins(asked, within)
-        return inner(*args, **kwargs)
+        given = inner(*args, **kwargs)
+        for one in () if within else told:
+            one.passes.returned(given)
+        return given
     except BaseException:
         for one in () if within else told:
             one.passes.raised()
