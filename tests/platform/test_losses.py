@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import cross_entropy as by_another_name
 
-from tenterhook.platform.losses import FAMILIES, ObservedLoss, can_be_observed, note_term, terms_of
+from tenterhook.platform.losses import FAMILIES, ObservedLoss, can_be_observed, made_by, note_term, terms_of
 
 X, Y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
 
@@ -67,6 +67,11 @@ def test_torch_compile_does_not_notice(heard):
     finally:
         torch._dynamo.reset()
     assert not heard and all(torch.equal(value, loss(X, Y)) for value in values)
+
+
+def test_by_which_operation_a_tensor_was_made():
+    assert made_by(X.sigmoid()[:, 0].reshape(2, 2).unsqueeze(0).squeeze().T.double()) == "SigmoidBackward0"
+    assert made_by(X * 2) == "MulBackward0" and made_by(X) == made_by(torch.ones(1)) == ""
 
 
 def test_what_a_loss_is_made_of():

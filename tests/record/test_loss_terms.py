@@ -10,6 +10,8 @@ from torch import nn
 
 from tenterhook import watch
 from tenterhook.record.rules._loss import Target
+from tenterhook.record.sources.given import bad_row
+from tenterhook.record.sources.losses import _measured
 from tenterhook.record.terms import best_guess
 
 pytest.importorskip("pyarrow")
@@ -237,3 +239,24 @@ def test_two_networks_against_each_other_move(tmp_path):
                 F.binary_cross_entropy_with_logits(one(torch.randn(8, 4)), torch.ones(8, 1)).backward()
                 optimizer.step()
     assert "several optimizers" in spy.target.moves
+
+
+@pytest.mark.parametrize("family", ["classes", "soft", "images", "binary", "values", "words"])
+def test_no_number_is_read_while_a_call_is_measured(family):
+    """Tensors on the meta device have no numbers: to wait for one, as on a GPU, would be an error."""
+    shapes = {"images": (16, 10, 4, 4), "binary": (16,), "values": (16, 1)}
+    x = torch.empty(shapes.get(family, (16, 10)), device="meta", requires_grad=True)
+    y = torch.empty(16, dtype=torch.long, device="meta")
+    if family in ("binary", "values", "soft"):
+        y = torch.empty(x.shape, device="meta")
+    elif family == "images":
+        y = torch.empty(16, 4, 4, dtype=torch.long, device="meta")
+    names = {"binary": "binary_cross_entropy_with_logits", "values": "mse_loss"}
+    function = names.get(family, "cross_entropy")
+    inputs = [
+        torch.empty(16, dtype=torch.long, device="meta") if family == "words" else torch.empty(16, 8, device="meta")
+    ]
+    given = {"input": x, "target": y, "reduction": "sum", "weight": None}
+    call = _measured(function, given, getattr(F, function)(x, y, reduction="sum"), inputs)
+    assert call.plain and call.classes == {"binary": 2, "values": 0}.get(family, 10)
+    assert all(one.is_meta for one in bad_row(inputs[0].float()))

@@ -376,7 +376,7 @@ def test_losses_that_were_not_seen_are_not_clean(rule):
 def cross_entropy(classes, mean):
     looks = dict.fromkeys(("least", "most", "off_one", "off_log", "leak"), math.nan)
     labels = np.full(classes, 3.2)
-    return Term("cross_entropy", "classes", classes, True, 0.0, mean=mean, many=32, labels=labels, **looks)
+    return Term("cross_entropy", "classes", classes, True, 0.0, "", mean=mean, many=32, labels=labels, **looks)
 
 
 def not_falling(*trainings):

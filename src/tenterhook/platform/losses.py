@@ -5,7 +5,8 @@ The function stays the same object and only runs other code, so whoever has it u
 Relies on: they are plain functions in `torch.nn.functional`, whose `__code__` can be exchanged; torch.compile calls
 them as they are while it traces, with `torch.compiler.is_compiling()` true, and has guards on their `__code__` as it is
 when it is done; `torch.jit.script` and `inspect` find a source by the file and the line that the code names, and
-`inspect.signature` asks for `__signature__`; nodes of a graph have `metadata`, and those of leaves a `variable`.
+`inspect.signature` asks for `__signature__`; nodes of a graph have `metadata` and a name such as `SigmoidBackward0`,
+and those of leaves a `variable`.
 """
 
 import inspect
@@ -28,6 +29,7 @@ FAMILIES = {
     **dict.fromkeys(("margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss"), "other"),
 }
 _MOST = 2000  # nodes to look at
+_SHAPES = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "Permute", "ToCopy")
 
 
 def _stub(*args: Any, _told: Any, **kwargs: Any) -> Any:
@@ -79,6 +81,14 @@ def note_term(output: Tensor, key: str, term: object) -> bool:
         return False
     node.metadata[key] = term
     return True
+
+
+def made_by(tensor: Tensor) -> str:
+    """The name of the operation that gave a tensor, whatever was done to its shape since; empty for a leaf."""
+    node: Any = tensor.grad_fn
+    while node is not None and node.name().startswith(_SHAPES) and node.next_functions:
+        node = node.next_functions[0][0]
+    return "" if node is None else node.name()
 
 
 def terms_of(outputs: Sequence[Any], key: str) -> tuple[list[Any], bool]:

@@ -18,6 +18,7 @@ class Term(NamedTuple):
     classes: int  # 2 where they are binary, 0 where there are none
     plain: bool  # whether its mean is over all labels alike: no weights, but for those of classes
     smoothing: float
+    made_by: str  # the name of the node that gave the inputs, such as SigmoidBackward0
     mean: float  # over the labels, whatever the reduction
     many: float  # labels, without those that are ignored
     least: float  # of some of the inputs, and the largest

@@ -12,7 +12,7 @@ _LARGE = 5.0  # the rms of an input that nobody has normalised
 
 
 class InitialLoss(Checked):
-    """A cross entropy over C classes begins near ln C; above 1.25 of that the model is sure of what is wrong.
+    """A cross entropy over C classes begins near ln C; 10 % and half a nat above that, the model is sure, and wrong.
 
     It is that of the loss function itself, over its labels, whatever is made of it and added to it.
     """

@@ -19,6 +19,7 @@ class NoBetterThanChance(Checked):
     """
 
     name = "no better than chance"
+    only_sampled = False
     needs = f"no loss function of torch's had labels in {t.CHANCE_STEPS} steps with a loss"
 
     def __init__(self) -> None:

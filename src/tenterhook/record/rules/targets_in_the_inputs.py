@@ -10,12 +10,13 @@ from tenterhook.record.terms import Term, best_guess
 
 
 class TargetsInTheInputs(Checked):
-    """One column of the inputs alone tells a class, or is the target; or the words to be told are those that are given.
+    """One column of the inputs is the target, or the same within each class; or the words to be told are those given.
 
     Where that is not so, a loss that is near zero within 30 steps is a note: the task may be that easy.
     """
 
     name = "targets in the inputs"
+    only_sampled = False
     needs = "no loss function of torch's was called with labels"
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class TargetsInTheInputs(Checked):
                 continue
             self._often[key] = self._often.get(key, 0) + 1 if term.leak >= t.LEAK_SHARE else 0
             if self._often[key] >= t.LEAK_SEEN:
-                text = "one number of the inputs alone tells what the target is, in each of the batches looked at"
+                text = "one number of the inputs goes with the target without fail, in each of the batches looked at"
                 then = "take the target out of the inputs; words to be told have to be those that follow"
                 yield self._finding(step, key, "warn", text, then)
             elif self._is_at_once(key, term):
@@ -50,7 +51,8 @@ class TargetsInTheInputs(Checked):
 
     def _is_at_once(self, key: Key, term: Term) -> bool:
         guess = best_guess(term, self._labels.all[key])
-        if self._steps > t.AT_ONCE_STEPS or not guess or term.many < t.AT_ONCE_LABELS or term.smoothing:
+        late = self._steps > t.AT_ONCE_STEPS or term.many < t.AT_ONCE_LABELS
+        if late or not guess or term.family == "values" or term.smoothing:
             return False
         share = term.mean / guess
         return self._first.setdefault(key, share) > 0.5 and 0 <= share < t.AT_ONCE_SHARE

@@ -8,6 +8,7 @@ from torch import Tensor
 
 _MOST_COLUMNS, _MOST_CLASSES, _FEWEST = 4096, 64, 8
 _OFTEN = 3  # times, at least, a class is among the targets to be compared
+_TINY = 1e-6  # the variance of a column that is the same everywhere, but for rounding
 _FAR = 1e4  # times the usual size of a row
 TARGET = "target"
 
@@ -52,22 +53,22 @@ def leak_of(inputs: list[Tensor], y: Tensor, family: str, classes: int, ignored:
 
 
 def _best_column(columns: Tensor, targets: Tensor, family: str, classes: int) -> Tensor:
-    """Of each class how well a column tells it, the best; of values, whether a column has them as they are."""
+    """Whether a column has the values as they are; of classes, the share of its variance that is between them: 1 if it
+    is the same for all of a class, and not for all classes.
+    """
     if family == "values":
-        same = (columns == targets[:, None].float()).all(0) & (columns.std(0) > 0)
-        return same.any().float()
+        return ((columns == targets[:, None].float()).all(0) & (columns.std(0) > 0)).any().float()
     if classes > _MOST_CLASSES:
         return torch.full((), torch.nan, device=columns.device)
-    names = torch.arange(classes, device=targets.device)
-    members = (targets[:, None] == names).float()
-    often = members.sum(0)
-    told = _standard(columns).T @ _standard(members) / len(columns)
-    return torch.where((often >= _OFTEN) & (len(columns) - often >= _OFTEN), told.abs(), 0.0).amax()
-
-
-def _standard(columns: Tensor) -> Tensor:
-    spread = columns.std(0, correction=0)
-    return torch.where(spread > 0, (columns - columns.mean(0)) / spread, 0.0)
+    members = (targets[:, None] == torch.arange(classes, device=targets.device)).double()
+    members = members * (members.sum(0) >= _OFTEN)  # a rare one is told by any number, by chance
+    counted = members.sum(1, keepdim=True)
+    columns = (columns - columns.mean(0)).double() * counted
+    often = members.sum(0).clamp(min=1)[:, None]
+    sums = members.T @ columns
+    whole = columns.square().sum(0) - columns.sum(0).square() / counted.sum().clamp(min=1)
+    between = (sums.square() / often).sum(0) - columns.sum(0).square() / counted.sum().clamp(min=1)
+    return torch.where(whole > _TINY, between / whole, 0.0).amax()
 
 
 def bad_row(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tenterhook.platform.functorch import is_of_transform
-from tenterhook.platform.losses import FAMILIES, note_term, terms_of
+from tenterhook.platform.losses import FAMILIES, made_by, note_term, terms_of
 from tenterhook.platform.modes import without_subclasses
 from tenterhook.platform.tensors import has_numbers
 from tenterhook.record.guard import Guard, guarded
@@ -39,6 +39,7 @@ class Call:
     classes: int
     plain: bool
     smoothing: float
+    made_by: str
     numbers: Arrival
     in_loss: bool = False  # whether a backward pass was called on something made of it
 
@@ -47,7 +48,8 @@ class Call:
         numbers = self.numbers.array()
         head = dict(zip(MEASURED, numbers[: len(MEASURED)].tolist(), strict=True))
         family, labels = FAMILIES[self.function], numbers[len(MEASURED) :]
-        return Term(self.function, family, self.classes, self.plain, self.smoothing, labels=labels, **head)
+        known = (self.function, family, self.classes, self.plain, self.smoothing, self.made_by)
+        return Term(*known, labels=labels, **head)
 
 
 class Losses:
@@ -143,7 +145,8 @@ def _measured(function: str, given: dict[str, Any], output: Tensor, inputs: list
     numbers = [one.double().view(1) for one in (mean, count, *looks)]
     plain = family != "other" and not has_weights and classes <= _MOST_CLASSES
     smoothing = float(given.get("label_smoothing", 0.0))
-    return Call(function, classes, plain, smoothing, Arrival(torch.cat([*numbers, labels.double()])))
+    origin = made_by(x) if isinstance(x, Tensor) else ""
+    return Call(function, classes, plain, smoothing, origin, Arrival(torch.cat([*numbers, labels.double()])))
 
 
 def _labels(x: Tensor, y: Tensor, given: dict[str, Any], family: str) -> tuple[Tensor, Tensor]:
