@@ -22,7 +22,8 @@ class EarlyBlowUp(OfLosses):
 
     def __init__(self) -> None:
         self._target = Target()
-        self._number = self._often = self._newest = 0
+        self._number = self._often = 0
+        self._optimizers: frozenset[int] = frozenset()  # so far
         self._usual = 0.0  # the first loss, or that of guessing
         self._began = 0  # at which step it rose
         self._told = False
@@ -30,10 +31,12 @@ class EarlyBlowUp(OfLosses):
     def look(self, step: Step) -> Iterator[Finding]:
         """Once; a new optimizer begins another training."""
         self.count(step)
+        if self._told or (self._number >= t.BLOW_UP_STEPS and step.optimizers <= self._optimizers):
+            return
         self._target.see(step)
-        if (newest := max(step.optimizers, default=0)) > self._newest:
-            self._newest, self._number, self._often, self._usual = newest, 0, 0, 0.0
-        if step.loss is None or self._told or self._number >= t.BLOW_UP_STEPS:
+        if not step.optimizers <= self._optimizers:
+            self._optimizers, self._number, self._often, self._usual = self._optimizers | step.optimizers, 0, 0, 0.0
+        if step.loss is None:
             return
         self._usual = self._usual or _usual(step)
         self._number += 1

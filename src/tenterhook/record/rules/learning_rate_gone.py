@@ -18,24 +18,39 @@ class LearningRateGone(Checked):
     needs = f"fewer than {RATE_STEPS} steps of an optimizer with a learning rate"
 
     def __init__(self) -> None:
-        self._highest: dict[frozenset[int], float] = {}  # by optimizers
-        self._steps: dict[frozenset[int], int] = {}
-        self._gone: dict[frozenset[int], int] = {}  # steps in a row
-        self._told: set[frozenset[int]] = set()
+        self._rates: dict[frozenset[int], _Rate] = {}  # by optimizers
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once for each set of optimizers."""
-        which = step.optimizers
-        rate = max((one for one in step.rates if one == one), default=None)  # NaN: it finds its own
-        if rate is None or not which or which in self._told:
+        if not step.rates or not step.optimizers:
             return
-        steps = self._steps[which] = self._steps.get(which, 0) + 1
-        highest = self._highest[which] = max(rate, self._highest.get(which, 0.0))
-        self.has_looked |= steps >= RATE_STEPS
-        gone = self._gone[which] = self._gone.get(which, 0) + 1 if rate < RATE_GONE * highest else 0
-        if gone >= max(RATE_STEPS, RATE_SHARE * steps):
-            self._told.add(which)
-            text = f"{rate:.2g} for {gone} steps, and {highest:.2g} before"
+        rate = self._rates.get(step.optimizers)
+        if rate is None:
+            rate = self._rates[step.optimizers] = _Rate()
+        now = max(step.rates)
+        gone = rate.follow(now)
+        self.has_looked = self.has_looked or rate.steps >= RATE_STEPS
+        if gone:
+            text = f"{now:.2g} for {gone} steps, and {rate.highest:.2g} before"
             why = "the weights hardly change any more, so these steps teach the model nothing"
             then = "look whether the scheduler steps once for each batch where once for each epoch was meant"
             yield Finding(self.name, "warn", step.number - gone + 1, text, None, why, then)
+
+
+class _Rate:
+    """A learning rate over time."""
+
+    def __init__(self) -> None:
+        self.highest = 0.0
+        self.steps = self._gone = 0  # the latter: steps in a row in which it was
+        self._told = False
+
+    def follow(self, rate: float) -> int:
+        """For how many steps it has been gone, once that is to be told. An optimizer that finds its own has NaN."""
+        self.steps += 1
+        self.highest = max(self.highest, rate)
+        self._gone = self._gone + 1 if rate < RATE_GONE * self.highest else 0
+        if self._told or self._gone < max(RATE_STEPS, RATE_SHARE * self.steps):
+            return 0
+        self._told = True
+        return self._gone

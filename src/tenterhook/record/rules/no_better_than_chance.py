@@ -40,12 +40,15 @@ class NoBetterThanChance(Checked):
         self._target.see(step)
         self._steps += step.loss is not None
         self._follow_rate(step)
+        if not step.terms:
+            return
         for key, term in self._labels.add(step):
             means = self._means.setdefault(key, deque(maxlen=2 * t.CHANCE_SAMPLES))
-            means.append(term.mean)
+            if self._steps > t.CHANCE_FROM:
+                means.append(term.mean)
             enough = t.CHANCE_STEPS if term.classes < t.CHANCE_WORDS else t.CHANCE_STEPS_OF_WORDS
-            warm = self._since_higher < t.CHANCE_SAMPLES
-            if self._steps >= enough and len(means) == means.maxlen and not warm and not self._target.moves:
+            warm = self._since_higher > t.CHANCE_FROM
+            if self._steps >= enough and len(means) == means.maxlen and warm and not self._target.moves:
                 self.has_looked = True
                 if key not in self._told:
                     yield from self._judge(step, key, term)
@@ -53,8 +56,9 @@ class NoBetterThanChance(Checked):
     def _follow_rate(self, step: Step) -> None:
         """While the learning rate rises, a model need not have learnt much."""
         highest = max(step.rates, default=0.0)
-        self._since_higher = 0 if highest > self._rate else self._since_higher + 1
-        self._rate = max(self._rate, highest)
+        self._since_higher += 1
+        if highest > self._rate:
+            self._since_higher, self._rate = 0, highest
 
     def _judge(self, step: Step, key: Key, term: Term) -> Iterator[Finding]:
         guess = best_guess(term, self._labels.all[key])

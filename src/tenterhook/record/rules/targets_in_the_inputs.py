@@ -30,6 +30,8 @@ class TargetsInTheInputs(Checked):
         """Each loss function once."""
         self._target.see(step)
         self._steps += step.loss is not None
+        if not step.terms:
+            return
         for key, term in self._labels.add(step):
             self.has_looked = True
             if key in self._told or self._target.moves:
