@@ -7,7 +7,6 @@ from torch.autograd import graph
 from tenterhook.platform.engine import (
     ENGINE,
     ENGINE_IN,
-    classes_of,
     leaves_of,
     node_of,
     permuted_axes,
@@ -65,11 +64,3 @@ def test_what_nodes_remember_of_axes_and_shapes():
     assert swapped_axes(x[0].t().grad_fn) == (0, 1)
     assert permuted_axes(x.permute(2, 0, 1).grad_fn) in ([2, 0, 1], [-1, 0, 1])
     assert swapped_axes((x * 2).grad_fn) is None and permuted_axes((x * 2).grad_fn) is None
-
-
-def test_the_classes_of_a_cross_entropy_are_known_from_its_graph():
-    logits, labels = torch.zeros(4, 7, requires_grad=True), torch.zeros(4, dtype=torch.long)
-    loss = nn.functional.cross_entropy(logits, labels)
-    assert classes_of(loss) == 7 and classes_of(loss / 4) == 7
-    assert classes_of(nn.functional.cross_entropy(logits, labels, reduction="sum")) is None
-    assert classes_of(logits.sum()) is None

@@ -1,9 +1,11 @@
 """Each rule on a training that has its fault, and on one near it that has not. The trainings are in trainings.py."""
 
 import gc
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from tenterhook import Finding, all_rules, watch
 from tenterhook.record.judge import Judge, State
 from tenterhook.record.rule import Persistent, PersistentRows
 from tenterhook.record.step import Step
+from tenterhook.record.terms import Term
 from tests.record import trainings as t
 
 pytest.importorskip("pyarrow")
@@ -370,15 +373,20 @@ def test_losses_that_were_not_seen_are_not_clean(rule):
     assert judge.states() == [State(rule, "not checked", "the loss of 100 of 200 steps was not seen")]
 
 
+def cross_entropy(classes, mean):
+    looks = dict.fromkeys(("least", "most", "off_one", "off_log", "leak"), math.nan)
+    labels = np.full(classes, 3.2)
+    return Term("cross_entropy", "classes", classes, True, 0.0, "", mean=mean, many=32, labels=labels, **looks)
+
+
 def not_falling(*trainings):
     """What is said of losses: where each training begins and ends, of how many classes it is, how long it is."""
     judge = Judge([one for one in all_rules() if one.name == "loss not falling"])
     for serial, (first, last, classes, *steps) in enumerate(trainings, 1):
         for k in range(*steps or (300,)):
             loss = first + (last - first) * min(k, 100) / 100
-            judge.look(
-                Step(300 * serial + k, loss, optimizers=frozenset((serial,)), classes=classes if k == 1 else None)
-            )
+            terms = [cross_entropy(classes, loss)] if classes and k == 1 else []
+            judge.look(Step(300 * serial + k, loss, optimizers=frozenset((serial,)), terms=terms))
     return [(finding.step, finding.severity) for finding in judge.findings]
 
 

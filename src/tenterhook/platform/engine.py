@@ -15,8 +15,6 @@ from torch.autograd import graph
 
 ENGINE = "_engine_run_backward"
 ENGINE_IN: tuple[Any, ...] = (torch.autograd, graph)  # who has it under that name
-# What a loss passes through on its way to backward(): scaling, the division by the number of micro-batches, a sum.
-_AROUND = ("MulBackward0", "DivBackward0", "ToCopyBackward0", "AddBackward0", "MeanBackward0", "AliasBackward0")
 
 
 class Asked(NamedTuple):
@@ -82,18 +80,3 @@ def permuted_axes(node: Any) -> list[int] | None:
 
 def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number  # as torch keeps -1 in its graph
-
-
-def classes_of(loss: Tensor) -> int | None:
-    """Over how many classes this loss is a mean cross entropy, if it is one."""
-    node: Any = loss.grad_fn
-    while node is not None and node.name() in _AROUND:
-        following = [one for one, _ in node.next_functions if one is not None]
-        if len(following) != 1:
-            return None
-        node = following[0]
-    if node is None or not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", None) != 1:
-        return None
-    before = next((one for one, _ in node.next_functions), None)
-    shape = shape_given(before, 0)
-    return int(shape[1 if len(shape) > 1 else 0]) if shape else None

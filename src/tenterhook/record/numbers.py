@@ -32,6 +32,26 @@ class Block:
         return self.numbers.numpy(), self.histogram.numpy()
 
 
+class Arrival:
+    """Some numbers of one tensor, which nobody has to wait for."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._host, self._event = to_host(numbers.detach()), None
+        if numbers.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(numbers.device))
+
+    def ready(self) -> bool:
+        """Whether they can be read without waiting."""
+        return self._event is None or self._event.query()
+
+    def array(self) -> NDArray[np.float64]:
+        """The numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.double().cpu().numpy()
+
+
 class Scalars:
     """Single numbers, each with a key: on a CPU read at once, on a device together."""
 

@@ -16,6 +16,7 @@ from tenterhook.record import assemble
 from tenterhook.record.gather import Gather
 from tenterhook.record.numbers import Block, Scalars
 from tenterhook.record.places import Place
+from tenterhook.record.sources.given import Given
 from tenterhook.record.step import Layout, Parameter, Rows, Step
 from tenterhook.stats.arithmetic import Floats, divided, merged
 from tenterhook.stats.histograms import Histograms
@@ -27,7 +28,10 @@ _LAYOUTS = 16
 class Micro:
     """What was measured in one micro-batch."""
 
-    __slots__ = ("frozen", "gather", "has_scale", "last", "modes", "scalars", "scaler", "token", "values")
+    __slots__ = (
+        *("calls", "forwards", "frozen", "gather", "given", "has_more", "has_scale", "last"),
+        *("modes", "scalars", "scaler", "token", "values"),
+    )
 
     def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
         self.token = token
@@ -37,6 +41,10 @@ class Micro:
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
         self.last: Any = None  # the site of the module that was last called
+        self.calls: list[Any] = []  # of loss functions
+        self.given = Given()
+        self.forwards = [0, 0]  # calls of models without gradients, and with
+        self.has_more = False  # whether its losses are more than what loss functions gave
         self.has_scale = False
         self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
 
@@ -49,13 +57,14 @@ class Micro:
 
     def ready(self) -> bool:
         """Whether all numbers are on the host."""
-        return self.scalars.ready() and all(block.ready() for block in self.gather.blocks)
+        blocks = (*self.gather.blocks, *(call.numbers for call in self.calls))
+        return self.scalars.ready() and all(block.ready() for block in blocks)
 
 
 class Part:
     """What was measured in one part."""
 
-    __slots__ = ("classes", "handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
+    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
 
     def __init__(self, token: assemble.Part, sampled: bool) -> None:
         self.token = token
@@ -65,7 +74,6 @@ class Part:
         self.parameters: list[Parameter] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
-        self.classes: int | None = None
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
     @property
@@ -103,7 +111,6 @@ class Pending:
             step.rates += part.rates
             step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
-            step.classes = step.classes or part.classes
             losses: list[float] = []
             for batch in _read(part):
                 losses += batch.tell(step)
@@ -136,6 +143,10 @@ class _Batch:
         step.unmeasured += micro.gather.skipped + micro.gather.lost
         step.skipped += self.was_left_out + (facts.get("skipped", 0) > 0)
         step.scale = facts.get("scale", step.scale)
+        step.forwards = tuple(map(sum, zip(step.forwards, micro.forwards, strict=True)))
+        if self.losses_count:
+            step.terms += [call.read() for call in micro.calls if call.in_loss]
+            step.has_more |= micro.has_more
         losses = []
         for key, value in facts.items():
             match key:
@@ -143,6 +154,8 @@ class _Batch:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
                 case ("mark", model, site):
                     step.marks[model, site] = value
+                case ("bad row", model, site) if value >= 0:
+                    step.bad_rows[model, site] = int(value), facts["bad size", model, site]
                 case ("dead" | "saturated" as what, place, _):
                     shares = getattr(step, what)
                     shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tenterhook.platform.engine import classes_of
 from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import begin_hiding, end_hiding
 from tenterhook.platform.optimizers import found_inf, unscales
@@ -35,6 +34,7 @@ from tenterhook.record.schedule import Schedule
 from tenterhook.record.sources import wrapped
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.discovery import Discovery
+from tenterhook.record.sources.losses import Losses
 from tenterhook.record.sources.outputs import Hub
 from tenterhook.record.sources.scalers import Scalers
 from tenterhook.record.sources.steps import Steps
@@ -68,10 +68,10 @@ class Recorder:
         self._steps = Steps(guard, self._optimizers, stepping, self)
         self._scalers = Scalers(guard, self._measuring, self._steps.left_out)
         passes = Passes(guard, self._scalers, stepping, self)
-        self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, guard)
+        self._losses = Losses(guard, self._measuring)
+        self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, guard)
         self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed), self.models)
         self._installed = False
-        self._new_until = 0  # the step after the first one of the newest optimizer
         self._start = self._mark = time.perf_counter()
 
     @property
@@ -192,15 +192,14 @@ class Recorder:
             self.feed(events.ByHand())
         self._scalers.use(scale)
         self.feed(event)
-        part, micro = self._measuring.part, self._measuring.micro
+        micro = self._measuring.micro
         if loss is None or event.loss not in micro.token.losses[-1:]:
             return
         self._scalers.note()
         micro.scalars.add(("loss", event.loss), loss)
         if scale is not None:
             micro.scalars.add(("scale", event.loss), scale)
-        if self.steps <= self._new_until and part.classes is None:
-            part.classes = classes_of(loss)
+        self._losses.reached(loss)
 
     def is_asked(self, leaf: Tensor) -> bool:
         """Whether it counts that the gradient of this leaf is asked for: where no optimizer makes the steps."""
@@ -246,7 +245,6 @@ class Recorder:
         known.order = self._optimizers.stepped
         if known.order <= MOST_MODELS:  # there may be a new one for every step
             self.schedule.found(self.steps)  # what is new is looked at closely
-            self._new_until = self.steps + 1
         return known.weights
 
     def _begin_part(self) -> None:

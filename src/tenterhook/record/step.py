@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenterhook.record.places import Place
+from tenterhook.record.terms import Term
 from tenterhook.stats.arithmetic import Floats as Floats
 from tenterhook.stats.arithmetic import Numbers
 from tenterhook.stats.columns import BINS, TABLE
@@ -128,7 +129,11 @@ class Step:
     parameters: Sequence[Parameter] = ()  # in all of the first samples, later in some
     rate: Mapping[tuple[str, str], float | None] = field(default_factory=dict)  # by model and site, as last looked at
     marks: dict[tuple[str, str], float] = field(default_factory=dict)  # of parameters that nothing seems to train
-    classes: int | None = None  # of a classifier, where the loss is its mean cross entropy
+    terms: list[Term] = field(default_factory=list)  # what of the loss came from torch's loss functions, if sampled
+    has_more: bool = False  # whether something else is in the loss, too
+    forwards: tuple[int, ...] = (0, 0)  # calls of models without gradients, and with
+    # By model and input: the row of a batch that is far from the others, and the largest number in it.
+    bad_rows: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the rows
     _of: dict[str, Rows] = field(default_factory=dict)
 

@@ -1,19 +1,28 @@
 """The rules, one file each. `all_rules()` makes a fresh set, for each watches one training and keeps state."""
 
 from tenterhook.record.rule import Rule
+from tenterhook.record.rules.bad_batch import BadBatch
 from tenterhook.record.rules.batch_norm_mode import BatchNormMode
+from tenterhook.record.rules.batches_of_one_class import BatchesOfOneClass
 from tenterhook.record.rules.dead_relu import DeadRelu
+from tenterhook.record.rules.early_blow_up import EarlyBlowUp
 from tenterhook.record.rules.exploding_gradients import ExplodingGradients
 from tenterhook.record.rules.gradient_spike import GradientSpike
 from tenterhook.record.rules.headroom import Headroom
 from tenterhook.record.rules.initial_loss import InitialLoss
+from tenterhook.record.rules.learning_rate_gone import LearningRateGone
 from tenterhook.record.rules.loss_nan import LossNan
 from tenterhook.record.rules.loss_not_falling import LossNotFalling
 from tenterhook.record.rules.loss_spike import LossSpike
+from tenterhook.record.rules.loss_without_a_floor import LossWithoutAFloor
 from tenterhook.record.rules.never_trained import NeverTrained
+from tenterhook.record.rules.no_better_than_chance import NoBetterThanChance
 from tenterhook.record.rules.non_finite import NonFinite
 from tenterhook.record.rules.same_batches import SameBatches
 from tenterhook.record.rules.saturation import Saturation
+from tenterhook.record.rules.scores_are_no_log_probabilities import NoLogProbabilities
+from tenterhook.record.rules.softmax_twice import SoftmaxTwice
+from tenterhook.record.rules.targets_in_the_inputs import TargetsInTheInputs
 from tenterhook.record.rules.update_ratio import UpdateRatio
 from tenterhook.record.rules.vanishing_gradients import VanishingGradients
 from tenterhook.record.rules.variance_drift import VarianceDrift
@@ -22,7 +31,8 @@ from tenterhook.record.rules.zero_gradients import ZeroGradients
 _ALL: tuple[type, ...] = (
     *(NonFinite, LossNan, ExplodingGradients, VanishingGradients, ZeroGradients, NeverTrained, DeadRelu, Saturation),
     *(UpdateRatio, GradientSpike, LossSpike, LossNotFalling, InitialLoss, VarianceDrift, Headroom, BatchNormMode),
-    SameBatches,
+    *(SameBatches, BadBatch, EarlyBlowUp, LossWithoutAFloor, NoBetterThanChance, TargetsInTheInputs),
+    *(SoftmaxTwice, NoLogProbabilities, BatchesOfOneClass, LearningRateGone),
 )
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 
 from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.rules import thresholds as t
+from tenterhook.record.rules._loss import Target, together
 from tenterhook.record.step import Step
-
-_FIRST, _LAST, _LOOK_AT, _FALL = 20, 50, 200, 0.02
 
 
 class LossNotFalling(Checked):
@@ -22,7 +22,7 @@ class LossNotFalling(Checked):
 
     name = "loss not falling"
     only_sampled = False
-    needs = f"fewer than {_LOOK_AT} steps with a loss"
+    needs = f"fewer than {t.FALLING_STEPS} steps with a loss"
 
     def __init__(self) -> None:
         self._newest = 0  # of the optimizers
@@ -30,48 +30,52 @@ class LossNotFalling(Checked):
         self._began = -math.inf  # with which loss those before did
         self._ended = math.inf  # and the last of them
         self._losses: list[float] = []
-        self._recent: deque[float] = deque(maxlen=_LAST)
+        self._recent: deque[float] = deque(maxlen=t.FALLING_LAST)
         self._rates: list[float] = []
-        self._look_at = _LOOK_AT
-        self._classes: int | None = None
-        self._several: str | None = None
+        self._look_at = t.FALLING_STEPS
+        self._chance = 0.0  # that of the loss; zero where it is unknown
+        self._target = Target()
 
     @property
     def unchecked(self) -> str | None:
         """Why nothing was checked, or None."""
-        return self._several or super().unchecked
+        return self._target.moves or super().unchecked
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once for each training."""
+        self._target.see(step)
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another one begins
-            self._newest, self._done, self._classes, self._look_at = newest, False, None, _LOOK_AT
+            self._newest, self._done, self._chance, self._look_at = newest, False, 0.0, t.FALLING_STEPS
             if self._losses:
-                self._began = max(self._began, statistics.fmean(self._losses[:_FIRST]))
+                self._began = max(self._began, statistics.fmean(self._losses[: t.FALLING_FIRST]))
                 self._ended = statistics.fmean(self._recent)
             for some in (self._losses, self._rates, self._recent):
                 some.clear()
-        if step.loss is None or not math.isfinite(step.loss) or self._several:
+        if step.loss is None or not math.isfinite(step.loss):
             return
         self._recent.append(step.loss)
         if self._done:
             return
-        self._classes = self._classes or step.classes
-        if len(step.optimizers) > 1 and len(step.losses) > 1:  # as in a GAN
-            self._several = "several optimizers, each with a loss of its own, whose sum need not fall"
-            return
+        self._chance = self._chance or _chance(step, step.loss)
         self._losses.append(step.loss)
         self._rates.append(max(step.rates, default=0.0))
         if len(self._losses) < self._look_at:
             return
-        if self._rates[-1] > self._rates[-_LAST]:  # still warming up
-            self._look_at += _LOOK_AT
+        if self._target.moves:
+            self._done = True
+            return
+        if self._rates[-1] > self._rates[-t.FALLING_LAST]:  # still warming up
+            self._look_at += t.FALLING_STEPS
             return
         self.has_looked = self._done = True
         yield from self._judge(step)
 
     def _judge(self, step: Step) -> Iterator[Finding]:
-        first, last = statistics.fmean(self._losses[:_FIRST]), statistics.fmean(self._losses[-_LAST:])
-        chance = math.log(self._classes) if self._classes and self._classes > 1 else None
+        first, last = (
+            statistics.fmean(self._losses[: t.FALLING_FIRST]),
+            statistics.fmean(self._losses[-t.FALLING_LAST :]),
+        )
+        chance = self._chance
         rises = last > first + 0.1 * abs(first)
         if first < self._began - 0.1 * abs(self._began):
             return
@@ -79,7 +83,8 @@ class LossNotFalling(Checked):
             return
         if _is_below(last, first) or (chance and first < 0.75 * chance and not rises):
             return
-        text = f"{last:.4g} over the last {_LAST} of {len(self._losses)} steps, {first:.4g} over the first {_FIRST}"
+        text = f"{last:.4g} over the last {t.FALLING_LAST} of {len(self._losses)} steps, "
+        text += f"{first:.4g} over the first {t.FALLING_FIRST}"
         why = "after so many steps a model that learns anything shows it"
         then = "try to overfit one batch; look at the learning rate, the labels and the gradients"
         if (chance or rises) and first >= 0:
@@ -89,5 +94,13 @@ class LossNotFalling(Checked):
             yield Finding(self.name, "note", step.number, text, None, why, then)
 
 
+def _chance(step: Step, loss: float) -> float:
+    """What the loss is where all classes are thought equally likely; zero where it is more than one loss function."""
+    if step.has_more or len({term.function for term in step.terms}) != 1:
+        return 0.0
+    term = together(step.terms)
+    return loss * term.chance / term.mean if term.chance and term.mean > 0 else 0.0
+
+
 def _is_below(loss: float, other: float) -> bool:
-    return loss <= other - _FALL * abs(other)
+    return loss <= other - t.FALLING_SHARE * abs(other)

@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 
 from tenterhook.record.rule import Finding, OfLosses
+from tenterhook.record.rules import thresholds as t
+from tenterhook.record.rules._loss import Target
 from tenterhook.record.step import Step
-
-_WINDOW, _WARM, _SIGMAS, _TIMES, _FIRST, _SHARE = 128, 64, 6.0, 2.0, 20, 0.1
-_LOG_SIGMAS = 4.0
 
 
 class LossSpike(OfLosses):
@@ -17,23 +16,31 @@ class LossSpike(OfLosses):
 
     Late in training the loss is near zero and one hard batch is a hundred times that; so it must also rise by a tenth
     of what the loss was at the start. The losses of small batches have long tails: their logarithms must agree.
+    Not checked where the target of the loss moves.
     """
 
     name = "loss spike"
     only_sampled = False
-    needs = f"fewer than {_WARM} steps with a loss"
+    needs = f"fewer than {t.SPIKE_WARM} steps with a loss"
 
     def __init__(self) -> None:
-        self._past: deque[float] = deque(maxlen=_WINDOW)
+        self._target = Target()
+        self._past: deque[float] = deque(maxlen=t.SPIKE_WINDOW)
         self._sum = 0.0
         self._first: list[float] = []
         self._quiet_until = 0
         self._newest = 0  # of the optimizers
 
+    @property
+    def unchecked(self) -> str | None:
+        """Why not all was checked, or None."""
+        return self._target.moves or super().unchecked
+
     def look(self, step: Step) -> Iterator[Finding]:
         """The step at which it starts."""
         loss = step.loss
         self.count(step)
+        self._target.see(step)
         if loss is None or not math.isfinite(loss):
             return
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins
@@ -41,12 +48,13 @@ class LossSpike(OfLosses):
             self._past.clear()
             self._first.clear()
             self._sum = 0.0
-        if len(self._past) >= _WARM:
+        if len(self._past) >= t.SPIKE_WARM:
             self.has_looked = True
             mean = self._sum / len(self._past)
             # The spread is only worked out for the few that pass this.
-            if loss > _TIMES * abs(mean) and step.number >= self._quiet_until and self._is_spike(loss):
-                self._quiet_until = step.number + _WINDOW
+            high = loss > t.SPIKE_TIMES * abs(mean) and step.number >= self._quiet_until
+            if high and self._is_spike(loss) and not self._target.moves:
+                self._quiet_until = step.number + t.SPIKE_WINDOW
                 text = f"loss {loss:.3g}, {mean:.3g} on average before"
                 why = "one bad batch or step can undo many"
                 then = "look at that batch; lower the learning rate, or clip the gradients"
@@ -55,15 +63,15 @@ class LossSpike(OfLosses):
 
     def _is_spike(self, loss: float) -> bool:
         mean, spread = statistics.fmean(self._past), statistics.pstdev(self._past)
-        if loss < mean + _SIGMAS * spread or loss - mean < _SHARE * abs(statistics.fmean(self._first)):
+        if loss < mean + t.SPIKE_SIGMAS * spread or loss - mean < t.SPIKE_SHARE * abs(statistics.fmean(self._first)):
             return False
         if min(self._past) <= 0:
             return True
         logs = [math.log(one) for one in self._past]
-        return math.log(loss) > statistics.fmean(logs) + _LOG_SIGMAS * statistics.pstdev(logs)
+        return math.log(loss) > statistics.fmean(logs) + t.SPIKE_LOG_SIGMAS * statistics.pstdev(logs)
 
     def _keep(self, loss: float) -> None:
-        if len(self._first) < _FIRST:
+        if len(self._first) < t.SPIKE_FIRST:
             self._first.append(loss)
-        self._sum += loss - (self._past[0] if len(self._past) == _WINDOW else 0.0)
+        self._sum += loss - (self._past[0] if len(self._past) == t.SPIKE_WINDOW else 0.0)
         self._past.append(loss)

@@ -33,10 +33,13 @@ class RootHook(Hook):
             return
         self._called()
         measuring = self._measuring
-        if not measuring.sampled or "input" not in measuring.what:
+        if not (torch.is_grad_enabled() or measuring.without_gradients):
             return
-        if torch.is_grad_enabled() or measuring.without_gradients:
-            self._measure((*enumerate(args), *(kwargs or {}).items()))
+        given = (*enumerate(args), *(kwargs or {}).items())
+        for key, value in given:
+            measuring.micro.given.add((self._model, f"{self._site}:in[{key}]"), value)
+        if measuring.sampled and "input" in measuring.what:
+            self._measure(given)
 
     def _measure(self, given: tuple[tuple[Any, Any], ...]) -> None:
         measuring = self._measuring

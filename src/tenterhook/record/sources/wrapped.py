@@ -16,12 +16,15 @@ import torch
 from torch import nn
 
 from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.compiler import something_was_compiled
 from tenterhook.platform.engine import ENGINE, ENGINE_IN, what_is_asked
 from tenterhook.platform.hook_tables import is_ours
 from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, scripted
+from tenterhook.platform.losses import FAMILIES, ObservedLoss, can_be_observed
 from tenterhook.platform.scalers import scaler_classes
 from tenterhook.record.guard import Guard
 from tenterhook.record.sources.backward import Passes
+from tenterhook.record.sources.losses import Losses
 from tenterhook.record.sources.scalers import Scalers
 from tenterhook.record.sources.steps import Steps
 
@@ -32,13 +35,14 @@ class Listeners(NamedTuple):
     steps: Steps
     scalers: Scalers
     passes: Passes
+    losses: Losses
     guard: Guard
 
 
 Around = Callable[..., Any]
 _lock = threading.Lock()
 _all: tuple[Listeners, ...] = ()
-_wrapped: list["Wrapped"] = []
+_wrapped: list["Wrapped | ObservedLoss"] = []
 
 
 class Wrapped:
@@ -76,6 +80,8 @@ def listen(new: Listeners) -> None:
     """Have these told, too."""
     global _all
     with _lock:
+        if not _all and not something_was_compiled():  # else it would be compiled again
+            _wrapped.extend(ObservedLoss(name, _loss) for name in FAMILIES if can_be_observed(name))
         _all = (*_all, new)
         _wrap_new()
 
@@ -120,6 +126,13 @@ def _run_backward(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
     finally:
         for one in () if within else told:
             one.passes.ended()
+
+
+def _loss(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
+    output = inner(*args, **kwargs)
+    for one in _all:
+        one.losses.called(inner, args, kwargs, output)
+    return output
 
 
 def _scale(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
