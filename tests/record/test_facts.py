@@ -13,7 +13,7 @@ from tenterhook.record.judge import Judge
 from tenterhook.record.step import Step
 from tenterhook.record.watch import Options, Recording
 from tenterhook.report.verdict import Verdict
-from tests.record.small import batches, sgd
+from tests.record.small import batches, sgd, train
 
 RULE = "parameter never trained"
 
@@ -22,11 +22,11 @@ RULE = "parameter never trained"
 def seen(tmp_path):
     """Record a function as `tenterhook run` would: the run, and what is found of parameters."""
 
-    def record(train, every=1):
+    def record(function, every=1):
         recording = Recording(tmp_path / "run", Options(every=every), None, ["x"])
         recording.recorder.install(discover=True)
         try:
-            train()
+            function()
         finally:
             recording.close("exit 0")
         run = open_run(tmp_path / "run")
@@ -73,17 +73,17 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize(("train", "model", "site", "text"), FAULTS)
-def test_what_no_optimizer_trains_is_found(train, model, site, text, every, seen):
+@pytest.mark.parametrize(("function", "model", "site", "text"), FAULTS)
+def test_what_no_optimizer_trains_is_found(function, model, site, text, every, seen):
     gc.freeze()  # the optimizers of other tests
-    _, (found,) = seen(train, every)
+    _, (found,) = seen(function, every)
     gc.unfreeze()
     assert (found["severity"], found["model"], found["site"]) == ("warn", model, site)
     assert found["text"].startswith(text) and found["until"] is None
 
 
 def test_features_of_another_model_in_a_loss_are_noted(seen):
-    def train():
+    def function():
         net, features = nn.Linear(6, 6), nn.Linear(6, 8).eval()
         optimizer = sgd(net)
         for x, _ in batches(30):
@@ -91,8 +91,30 @@ def test_features_of_another_model_in_a_loss_are_noted(seen):
             F.mse_loss(features(net(x)), features(x).detach()).backward()
             optimizer.step()
 
-    _, (found,) = seen(train)
+    _, (found,) = seen(function)
     assert (found["severity"], found["model"]) == ("note", "features")
+
+
+def test_a_head_that_was_exchanged_after_the_optimizer_was_made(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, batches(20))
+        optimizer = sgd(model)
+        model[2] = nn.Linear(8, 3)
+        train(model, batches(20), optimizer=optimizer)
+    (found,) = [f for f in run.findings if f.rule == RULE]
+    assert found.text == "not in any optimizer: 2.weight, 2.bias (27 values)" and found.severity == "warn"
+
+
+def test_everything_is_frozen(tmp_path):
+    model = nn.Linear(6, 3).requires_grad_(False)
+    optimizer = sgd(model)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for x, y in batches(20):
+            F.cross_entropy(model(x), y).requires_grad_().backward()
+            optimizer.step()
+    (found,) = [f for f in run.findings if f.rule == RULE]
+    assert (found.severity, found.why) == ("error", "nothing is trained")
 
 
 class Agent(nn.Module):

@@ -59,7 +59,7 @@ def test_a_share_of_hardly_any_time_is_not_told(said, spent):
 def test_one_is_no_plural(said):
     assert (counted(1, "step"), counted(0, "step"), counted(1200, "step")) == ("1 step", "0 steps", "1,200 steps")
     text = said(passed_over=1, unmeasured=1, steps=1)
-    assert "1 sample;" in text and "1 value," in text and "1 step," in text
+    assert "1 sample;" in text and "1 value was not" in text and "1 step," in text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "(Sequential)"), (1, ", 1 parameter)"), (1234, ", 1.23 k par")])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tenterhook.platform.modes import unrecorded
 from tenterhook.record.gather import has_values
+from tenterhook.record.model import Model
 from tenterhook.record.models import Models
 from tenterhook.record.numbers import Scalars
 from tenterhook.record.optimizers import Known, Optimizers
@@ -29,33 +30,27 @@ class Facts:
         known.samples += 1
         if known.samples > _OFTEN and known.samples % _SELDOM:
             return []
-        rates, moved = self._optimizers.rates(look=step in (1, 10)), self._optimizers.trained()
+        rates, trained = self._optimizers.rates(look=step in (1, 10)), self._optimizers.trained()
         found = []
         for model in self._models.all:
-            module = model.module()
-            training = module is None or module.training
             each = [(site, p) for site, p in model.each_parameter() if not isinstance(p, nn.UninitializedParameter)]
             if any(p.grad is not None or id(p) in known.parameters for _, p in each):
-                facts = [
-                    Parameter(
-                        model.name,
-                        site,
-                        p.requires_grad,
-                        p.grad is not None,
-                        rates.get(id(p)),
-                        p.numel(),
-                        id(p) in moved,
-                        training,
-                    )
-                    for site, p in each
-                ]
-                found += facts
-                for one, (_, p) in zip(facts, each, strict=True):
-                    if one.trainable and not (one.has_gradient and one.steps and one.rate):
-                        add_mark(scalars, (one.model, one.site), p)
+                found += [_fact(model, site, p, rates.get(id(p)), trained) for site, p in each]
+                for site, p in each:
+                    if p.requires_grad and not (p.grad is not None and id(p) in trained and rates.get(id(p))):
+                        add_mark(scalars, (model.name, site), p)
         if found != self._known:  # else the former ones are kept: Python's garbage collection looks through new ones
             self._known = found
         return self._known
+
+
+def _fact(model: Model, site: str, p: Tensor, rate: float | None, trained: set[int]) -> Parameter:
+    module = model.module()
+    is_training = module is None or module.training
+    graded = p.grad is not None
+    return Parameter(
+        model.name, site, p.requires_grad, graded, rate, p.numel(), id(p) in trained, is_training, identity=id(p)
+    )
 
 
 def add_mark(scalars: Scalars, key: tuple[str, str], parameter: Tensor) -> None:

@@ -101,6 +101,7 @@ class Parameter(NamedTuple):
     size: int
     steps: bool = True  # whether that optimizer has stepped
     is_training: bool = True  # whether its model is in training mode
+    identity: int = 0  # another one where the parameter was exchanged
 
 
 @dataclass

@@ -172,7 +172,8 @@ def _remarks(run: Run, info: dict[str, Any]) -> Iterator[str]:
     if info.get("further_models"):
         yield f"models after the first {len(info['models'])} were not recorded"
     if many := info.get("unmeasured"):
-        yield f"not measured: {counted(many, 'value')}, sparse, or otherwise without numbers, or written into before"
+        were = f"{counted(many, 'value')} {'was' if many == 1 else 'were'}"
+        yield f"{were} not measured: sparse, or otherwise without numbers, or written into before"
     if info.get("fused"):
         yield "what is inside of an nn.TransformerEncoderLayer was not recorded where torch runs it as one operation"
     if schedule.get("sites") and not len(run.table("stats", 0)):

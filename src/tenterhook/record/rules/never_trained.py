@@ -28,6 +28,7 @@ class _Life:
     """What was seen of a parameter, in all samples while it was trainable."""
 
     begun: int  # at which step it was seen first
+    identity: int
     samples: int = 0
     gradients: int = 0  # in how many of them it had one
     held: bool = False  # by an optimizer
@@ -68,6 +69,7 @@ class NeverTrained(Checked):
     def __init__(self) -> None:
         self._lives: dict[Key, _Life] = {}
         self._told: dict[Finding, tuple[str, list[Key]]] = {}  # those that hold, with the reason
+        self._frozen = 0  # samples in a row in which an optimizer had nothing to train
         self._seen: object = None  # the parameters of a step after which there was no more to look for
 
     def look(self, step: Step) -> Iterator[Finding]:
@@ -82,6 +84,7 @@ class NeverTrained(Checked):
         self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
         all_trained = self.has_looked and not any(self._lives[key].reason for key in trained)
         self._seen = step.parameters if all_trained else None
+        yield from self._all_frozen(step)
         yield from self._over(step)
         yield from self._new(step, ripe, present)
 
@@ -91,12 +94,24 @@ class NeverTrained(Checked):
         self.has_looked = True
         return Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
 
+    def _all_frozen(self, step: Step) -> Iterator[Finding]:
+        optimized = [one for one in step.parameters if one.steps]
+        self._frozen = self._frozen + 1 if optimized and not any(one.trainable for one in optimized) else 0
+        if self._frozen == _SAMPLES:
+            self.has_looked = True
+            text = "no parameter of the optimizer requires a gradient"
+            then = "call requires_grad_(True) on what is to be trained"
+            place = Place(-1, optimized[0].model, optimized[0].site, "parameter", "")
+            yield Finding(self.name, "error", step.number, text, place, "nothing is trained", then)
+
     def _note(self, step: Step) -> dict[Key, Parameter]:
         """Add what is known of each to its life; there may be facts for each optimizer that has stepped."""
         present = {(one.model, one.site): one for one in step.parameters}
         graded = {(one.model, one.site) for one in step.parameters if one.has_gradient}
         for key, one in present.items():
-            self._lives.setdefault(key, _Life(step.number)).add(one, key in graded, step.marks.get(key))
+            if key not in self._lives or self._lives[key].identity != one.identity:
+                self._lives[key] = _Life(step.number, one.identity)
+            self._lives[key].add(one, key in graded, step.marks.get(key))
         return present
 
     def _ripe(self, trained: list[Key]) -> list[Key]:
