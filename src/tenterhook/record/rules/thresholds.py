@@ -16,6 +16,7 @@ CHANCE_STEPS, CHANCE_STEPS_OF_WORDS = 300, 1000  # when to look; a language mode
 CHANCE_WORDS = 1000  # classes from which on these are words
 CHANCE_FROM, CHANCE_SAMPLES = 50, 6  # first step that counts, and samples that are compared with as many before
 CHANCE_SHARE = 0.98  # of the entropy of the labels; measured: 0.985 – 1.005 on random ones, up to 0.975 on healthy
+CHANCE_ABOVE = 1.5  # of the same: a loss above that has gone up, which is another fault
 CHANCE_FALL = 0.015  # from one window to the next: what falls faster does learn
 PROBABILITIES_OFF = 0.02  # how far rows of probabilities may be from one: bfloat16 has 8 bits
 LOG_PROBABILITIES_OFF = 0.05  # the same for the logarithm
