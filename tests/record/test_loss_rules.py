@@ -227,6 +227,13 @@ FAULTS = [
     ("loss without a floor", partial(classify, unsigned), "warn", 2, 59),
     ("loss without a floor", partial(regress, lambda o, y: -F.mse_loss(o, y)), "warn", 4, 6),
     ("loss without a floor", partial(regress, lambda o, y: -(o - y).abs().mean(), lr=0.05), "warn", 60, 119),
+    (
+        "loss without a floor",
+        partial(regress, lambda o, y: F.mse_loss(o, y) - 10 * o.var(), torch.optim.Adam, steps=200),
+        "warn",
+        60,
+        199,
+    ),
     ("scores are no log-probabilities", partial(classify, F.nll_loss), "warn", 3, 3),
     ("scores are no log-probabilities", partial(classify, lambda o, y: F.nll_loss(o.softmax(1), y)), "warn", 3, 3),
     ("learning rate gone", partial(classify, steps=300, schedule=lambda k: 0.9**k), "warn", 80, 100),
@@ -286,6 +293,10 @@ def test_a_bad_batch_says_which_input_and_which_row():
     assert "row 3" in one.text and str(one.place) == "mse_loss: target"
     (one,) = (one for one in record(partial(regress, bad_at=41, value=1e30)).findings if one.rule == "bad batch")
     assert "row 3" in one.text and "10,000 times" in one.text
+
+
+def test_a_bad_batch_at_the_start_is_no_blow_up():
+    assert not [one for one in record(partial(classify, change=bad)).findings if one.rule == "early blow-up"]
 
 
 def test_an_early_blow_up_is_a_note_where_the_target_moves():

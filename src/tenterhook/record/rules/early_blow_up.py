@@ -45,11 +45,11 @@ class EarlyBlowUp(OfLosses):
             yield from self._judge(step, step.loss)
 
     def _judge(self, step: Step, loss: float) -> Iterator[Finding]:
-        high = loss > t.BLOW_UP_TIMES * self._usual or not math.isfinite(loss)
+        high = loss > t.BLOW_UP_TIMES * self._usual  # also for infinity, not for NaN
         if high and not self._often:
             self._began = step.number
-        self._often = self._often + 1 if high and not step.skipped else 0
-        gone = not math.isfinite(loss) and self._often > 1  # it rose, and ended so
+        gone = not math.isfinite(loss) and self._often > 0  # it rose, and ended so; a NaN by itself has another cause
+        self._often = self._often + 1 if (high or gone) and not step.skipped else 0
         if self._often < t.BLOW_UP_LAST and not gone:
             return
         self._told = True

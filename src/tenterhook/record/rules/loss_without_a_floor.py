@@ -75,7 +75,7 @@ class LossWithoutAFloor(Checked):
         falls = [before - after for before, after in pairwise(self._means)]
         faster = all(later > t.UNBOUND_GROWTH * earlier > 0 for earlier, later in pairwise(falls))
         low = self._means[-1] < -t.UNBOUND_TIMES * max(1.0, abs(self._first))
-        if len(falls) < 3 or not faster or not low or self._target.moves:
+        if len(falls) < 3 or not faster or not low:
             return ""
         means = ", ".join(f"{mean:.3g}" for mean in self._means)
         return f"it falls faster and faster: {means}, each the mean of {t.UNBOUND_WINDOW} steps"

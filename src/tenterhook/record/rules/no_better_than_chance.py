@@ -64,7 +64,8 @@ class NoBetterThanChance(Checked):
         guess = best_guess(term, self._labels.all[key])
         means = [*self._means[key]]
         before, last = fmean(means[: t.CHANCE_SAMPLES]), fmean(means[t.CHANCE_SAMPLES :])
-        if not guess or not last >= t.CHANCE_SHARE * guess or last < (1 - t.CHANCE_FALL) * before:
+        near = guess is not None and t.CHANCE_SHARE * guess <= last <= t.CHANCE_ABOVE * guess
+        if not guess or not near or last < (1 - t.CHANCE_FALL) * before:
             return
         self._told.add(key)
         what = "variance" if term.family == "values" else "entropy"
