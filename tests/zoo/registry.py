@@ -8,7 +8,7 @@ from typing import Any
 
 FILES = (
     *("rates", "stepping", "by_hand", "losses", "beginnings", "batches", "cuts", "layers", "transfer"),
-    *("generative", "agents", "language"),
+    *("generative", "agents", "language", "twins"),
 )
 
 
