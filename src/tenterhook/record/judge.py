@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tenterhook.record.rule import Finding, Rule
+from tenterhook.record.rules._loss import Target
 from tenterhook.record.step import Step
 from tenterhook.store.schemas import SEVERITIES
 
@@ -27,10 +28,13 @@ class Judge:
         self.findings: list[Finding] = []
         self._found: set[int] = set()
         self._broken: dict[int, str] = {}
+        self._target = Target()
 
     def look(self, step: Step) -> list[Finding]:
         """What the rules say to a step."""
         found: list[Finding] = []
+        self._target.see(step)
+        step.target = self._target
         for i, rule in self._all if step.sampled else self._always:
             if i not in self._broken:
                 try:
