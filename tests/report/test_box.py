@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tenterhook.report.remarks import broken
 from tenterhook.report.verdict import Verdict
 from tests.report.rows import row
 
@@ -115,3 +116,14 @@ def test_colours_add_no_width():
 def test_the_worst_finding_is_that_of_all():
     assert verdict(row("dead ReLU", 220, "error", "m: 1"), row("early blow-up", 1)).worst == "error"
     assert verdict().worst is None
+
+
+def test_a_long_folder_can_still_be_copied():
+    found = verdict()
+    found.folder = "/scratch/" + "x" * 120
+    assert found.box(80).splitlines()[-1].strip() == f"└ tenterhook summary {found.folder} --all"
+
+
+def test_a_rule_that_broke_is_named():
+    why = "the rule raised ValueError at step 3: no"
+    assert [*broken([("mine", why), ("other", "no ReLU")])] == [f"mine was not checked to the end: {why}"]

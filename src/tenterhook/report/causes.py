@@ -34,7 +34,7 @@ ORDER = {
     "all-zero gradients": 8,
     "gradients not zeroed": 10,
     "vanishing gradients": 5,
-    "learning rate too high": 50,
+    "learning rate too high": 30,
     "early blow-up": 0,
     "loss spike": 0,
     "exploding gradients": 0,
