@@ -77,7 +77,7 @@ CAUSES = (
     Cause(RISING, RISING, within=100),
     Cause(RISING, (*DEAD, *NOT_FINITE), within=500),
     Cause(("learning rate too high", "early blow-up", "exploding gradients"), (*DEAD, *NOT_FINITE, *STUCK)),
-    Cause(("update-to-weight ratio", "learning rate gone", "loss spike"), STUCK),
+    Cause(("update-to-weight ratio", "clipped always", "learning rate gone", "loss spike"), STUCK),
     Cause(("learning rate gone",), ("update-to-weight ratio",)),
     Cause(("gradients not zeroed", "two steps a batch", "updated twice"), (*RISING, *DEAD, *NOT_FINITE, *STUCK)),
     Cause(WRONG_LOSS, (*WRONG_LOSS, *RISING, *DEAD, *NOT_FINITE, *STUCK)),
