@@ -38,4 +38,5 @@ class DeadRelu(Checked):
             text = f"{share:.0%} of its units were zero for every sample of 8 batches, and of the 8 before"
             why = "no gradient passes a dead unit: it stays dead"
             then = "lower the learning rate, check the bias and the scale of what comes in, or use LeakyReLU"
-            yield Finding(self.name, "error" if share > _MOST else "warn", step.number, text, place, why, then)
+            usual = "note" if step.target.moves else "warn"  # in reinforcement learning many units come to lie idle
+            yield Finding(self.name, "error" if share > _MOST else usual, step.number, text, place, why, then)
