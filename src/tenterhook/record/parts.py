@@ -17,7 +17,7 @@ from tenterhook.record.gather import Gather
 from tenterhook.record.numbers import Block, Scalars
 from tenterhook.record.places import Place
 from tenterhook.record.sources.given import Given
-from tenterhook.record.step import Layout, Parameter, Rows, Step
+from tenterhook.record.step import Layout, Parameter, Rows, Step, Turn
 from tenterhook.stats.arithmetic import Floats, divided, merged
 from tenterhook.stats.histograms import Histograms
 
@@ -29,8 +29,8 @@ class Micro:
     """What was measured in one micro-batch."""
 
     __slots__ = (
-        *("calls", "forwards", "frozen", "gather", "given", "has_more", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "token", "values"),
+        *("batches", "calls", "dropouts", "forwards", "frozen", "gather", "given", "has_more", "has_scale", "last"),
+        *("modes", "scalars", "scaler", "silent", "token", "values"),
     )
 
     def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
@@ -40,6 +40,9 @@ class Micro:
         self.values: dict[int, Any] = {}
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
+        self.batches: dict[tuple[str, str], tuple[int, int]] = {}  # of BatchNorms: rows, and values of each channel
+        self.silent: set[tuple[str, str]] = set()  # modules in training mode that were called without gradients
+        self.dropouts: dict[str, float] = {}  # by the site of the module before
         self.last: Any = None  # the site of the module that was last called
         self.calls: list[Any] = []  # of loss functions
         self.given = Given()
@@ -64,7 +67,7 @@ class Micro:
 class Part:
     """What was measured in one part."""
 
-    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
+    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "turns", "unscaled_late")
 
     def __init__(self, token: assemble.Part, sampled: bool) -> None:
         self.token = token
@@ -72,6 +75,7 @@ class Part:
         self.of: dict[assemble.MicroBatch, Micro] = {}
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
+        self.turns: list[Turn] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
@@ -109,6 +113,7 @@ class Pending:
         measured = _Measured(places)
         for part in self.parts:
             step.rates += part.rates
+            step.turns = [*step.turns, *part.turns]
             step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
             losses: list[float] = []
@@ -140,6 +145,9 @@ class _Batch:
         counted = micro.token.losses
         step.training.update(micro.modes)
         step.frozen |= micro.frozen
+        step.silent |= micro.silent
+        step.batches.update(micro.batches)
+        step.dropouts.update(micro.dropouts)
         step.unmeasured += micro.gather.skipped + micro.gather.lost
         step.skipped += self.was_left_out + (facts.get("skipped", 0) > 0)
         step.scale = facts.get("scale", step.scale)
@@ -152,6 +160,12 @@ class _Batch:
             match key:
                 case ("loss", loss) if loss in counted:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
+                case ("clip", how, limit):
+                    step.clips[how, limit] = value
+                case ("input size", model, site):
+                    step.input_sizes[model, site] = value
+                case ("old gradient", optimizer):
+                    step.old_gradients[optimizer] = value
                 case ("mark", model, site):
                     step.marks[model, site] = value
                 case ("bad row", model, site) if value >= 0:

@@ -10,7 +10,7 @@ from tenterhook.platform.autograd import graph_task, saves_hooked
 from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_tracing
-from tenterhook.platform.layers import BatchNorm
+from tenterhook.platform.layers import BatchNorm, ConvNd
 from tenterhook.record.events import PartCalled
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
@@ -21,6 +21,8 @@ from tenterhook.values.containers import children
 
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
 _PART_CALLED = PartCalled()
+_LAYERS = (nn.Linear, ConvNd, nn.RNNBase)
+_INPUTS = 8  # samples in which the inputs of a layer are looked at
 
 
 class Hub(NamedTuple):
@@ -44,6 +46,8 @@ class OutputHook(Hook):
         self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
         self._gradients: dict[tuple[Any, ...], list[int]] = {}
         self._is_norm = isinstance(module, BatchNorm)
+        self._looks_at_inputs = _INPUTS if isinstance(module, _LAYERS) else 0  # how often, still
+        self._has_parameters = any(p is not None for p in module._parameters.values())
         self._units = watcher_of(module)
 
     @guarded
@@ -51,6 +55,8 @@ class OutputHook(Hook):
         measuring = self._measuring
         with_graph = torch.is_grad_enabled()
         again = graph_task() != -1
+        if not with_graph and not again and module.training and self._has_parameters:
+            measuring.micro.silent.add((self._model, self._site))
         if (
             is_tracing()
             or not (with_graph or measuring.without_gradients)
@@ -69,11 +75,16 @@ class OutputHook(Hook):
                 self._see(path, tensor)
         measuring.micro.last = self._site
         if self._is_norm and with_graph:
-            self._look_at_norm(module)
+            self._look_at_norm(module, output)
+        if self._looks_at_inputs and with_graph and args and is_data(args[0]):
+            self._looks_at_inputs -= 1
+            measuring.micro.scalars.add(("input size", self._model, self._site), largest_column(module, args[0]))
 
-    def _look_at_norm(self, module: Any) -> None:
+    def _look_at_norm(self, module: Any, output: Any) -> None:
         micro, at = self._measuring.micro, (self._model, self._site)
         micro.modes[at] = module.training
+        if module.training and isinstance(output, Tensor) and output.dim() > 1:
+            micro.batches[at] = len(output), output.numel() // max(1, output.shape[1])
         if module.affine and not any(p.requires_grad for p in module.parameters()):
             micro.frozen.add(at)
 
@@ -121,6 +132,20 @@ class OutputHook(Hook):
     def _place(self, path: Any, what: str, dtype: object) -> int:
         site = self._site + "".join(f"[{key}]" for key in path)
         return self._measuring.places.number(self._model, site, what, self._kind, dtype)
+
+
+def is_data(value: object) -> bool:
+    """Whether a layer gets this from outside of what is trained."""
+    if type(value) is not Tensor or value.requires_grad or not value.is_floating_point() or not value.numel():
+        return False
+    return value.layout is torch.strided and value.dim() > 1 and not is_of_transform(value)
+
+
+def largest_column(module: nn.Module, value: Tensor) -> Tensor:
+    """The largest RMS of a feature, or channel."""
+    axis = -1 if not isinstance(module, ConvNd) else 1 if value.dim() == module.weight.dim() else 0
+    with torch.no_grad():
+        return value.detach().float().movedim(axis, -1).flatten(0, -2).square().mean(0).amax().sqrt()
 
 
 class WriteHook(Hook):
