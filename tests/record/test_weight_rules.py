@@ -15,6 +15,7 @@ pytest.importorskip("sklearn")
 
 RULES = {"learning rate too high", "gradients not zeroed", "two steps a batch", "updated twice"}
 RULES |= {"dropout near 1", "clipped always", "batch too small for BatchNorm", "inputs not normalised"}
+RULES |= {"cut off from the loss", "nothing is trained"}
 
 
 def digits_with(way=None, model=None, optimizer=torch.optim.Adam, lr=1e-3, steps=30, size=32, change=None):
@@ -162,6 +163,63 @@ def one_column(x):
     return x * torch.where(torch.arange(64) == 20, 1000.0, 1.0)
 
 
+class Two(nn.Module):
+    """An encoder and a classifier; `between` is what is done to what the one gives to the other."""
+
+    def __init__(self, between=lambda features: features):
+        super().__init__()
+        self.encoder, self.classifier, self.spare = nn.Linear(64, 16), mlp(16, 128, 10), nn.Linear(16, 2)
+        self.between = between
+
+    def forward(self, x):
+        features = self.between(self.encoder(x))
+        self.spare(features)
+        return self.classifier(features)
+
+
+def cut(between):
+    return lambda: digits_with(model=Two(between))
+
+
+def through_numpy(features):
+    return torch.from_numpy(features.detach().numpy() * 2)
+
+
+def encoder_under_no_grad(fault=True):
+    encoder, head = mlp(64, 16), nn.Linear(16, 10)
+    both = [*encoder.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(both if fault else head.parameters())
+
+    def train():
+        for k, (x, y) in enumerate(batches(30)):
+            with torch.no_grad():
+                features = encoder(x)
+            usual(k, optimizer, F.cross_entropy(head(features), y), head)
+
+    return nn.ModuleList([encoder, head]), train
+
+
+def reached_later():
+    """The encoder is trained from step 20 on."""
+    model = Two()
+
+    def way(k, optimizer, loss, model):
+        model.between = (lambda features: features) if k > 20 else torch.detach
+        usual(k, optimizer, loss, model)
+
+    model.between = torch.detach
+    return digits_with(way, model=model, steps=40)
+
+
+def silenced(k, optimizer, loss, model):
+    model.requires_grad_(False)
+    usual(k, optimizer, loss.detach().requires_grad_(), model)
+
+
+def never_stepped(k, optimizer, loss, model):
+    loss.backward()
+
+
 # Rule, training with the fault, first and last step at which it may be found.
 FAULTS = [
     ("learning rate too high", partial(digits_with, lr=1.0), 1, 20),
@@ -178,6 +236,9 @@ FAULTS = [
     ("batch too small for BatchNorm", partial(with_norm, 2), 5, 8),
     ("inputs not normalised", partial(digits_with, change=bytes_of), 2, 4),
     ("inputs not normalised", partial(digits_with, change=one_column), 2, 4),
+    ("cut off from the loss", cut(torch.detach), 11, 11),
+    ("cut off from the loss", cut(through_numpy), 11, 11),
+    ("cut off from the loss", encoder_under_no_grad, 11, 11),
 ]
 # For each, one that is near it.
 HEALTHY = {
@@ -200,6 +261,8 @@ HEALTHY = {
     "batches of four": partial(with_norm, 4),
     "another norm": partial(with_norm, 1, nn.LayerNorm),
     "bytes into a norm": partial(digits_with, change=bytes_of, model=nn.Sequential(nn.BatchNorm1d(64), mlp(64, 10))),
+    "a spare head": cut(torch.relu),
+    "features": partial(encoder_under_no_grad, False),
     "a norm behind": lambda: digits_with(
         change=bytes_of, model=nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), mlp(32, 10))
     ),
@@ -217,6 +280,17 @@ def test_a_fault_is_found(rule, training, first, last):
 @pytest.mark.parametrize("training", HEALTHY.values(), ids=HEALTHY)
 def test_a_healthy_training_is_accused_of_nothing(training):
     assert not [one for one in record(training).findings if one.rule in RULES]
+
+
+def test_what_is_reached_later_is_closed():
+    (found,) = (one for one in record(reached_later).findings if one.rule == "cut off from the loss")
+    assert (found.severity, found.step, found.until) == ("note", 11, 21)
+
+
+@pytest.mark.parametrize(("way", "step"), [(silenced, 11), (never_stepped, 0)])
+def test_nothing_is_trained(way, step):
+    (found,) = (one for one in record(partial(digits_with, way)).findings if one.rule == "nothing is trained")
+    assert (found.severity, found.step) == ("error", step)
 
 
 def test_weights_that_begin_at_zero_may_grow():

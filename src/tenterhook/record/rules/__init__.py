@@ -6,6 +6,7 @@ from tenterhook.record.rules.batch_norm_mode import BatchNormMode
 from tenterhook.record.rules.batch_too_small import BatchTooSmall
 from tenterhook.record.rules.batches_of_one_class import BatchesOfOneClass
 from tenterhook.record.rules.clipped_always import ClippedAlways
+from tenterhook.record.rules.cut_off import CutOff
 from tenterhook.record.rules.dead_relu import DeadRelu
 from tenterhook.record.rules.dropout_near_one import DropoutNearOne
 from tenterhook.record.rules.early_blow_up import EarlyBlowUp
@@ -24,6 +25,7 @@ from tenterhook.record.rules.loss_without_a_floor import LossWithoutAFloor
 from tenterhook.record.rules.never_trained import NeverTrained
 from tenterhook.record.rules.no_better_than_chance import NoBetterThanChance
 from tenterhook.record.rules.non_finite import NonFinite
+from tenterhook.record.rules.nothing_trained import NothingTrained
 from tenterhook.record.rules.same_batches import SameBatches
 from tenterhook.record.rules.saturation import Saturation
 from tenterhook.record.rules.scores_are_no_log_probabilities import NoLogProbabilities
@@ -42,7 +44,7 @@ _ALL: tuple[type, ...] = (
     *(SameBatches, BadBatch, EarlyBlowUp, LossWithoutAFloor, NoBetterThanChance, TargetsInTheInputs),
     *(SoftmaxTwice, NoLogProbabilities, BatchesOfOneClass, LearningRateGone),
     *(LearningRateTooHigh, GradientsNotZeroed, TwoStepsABatch, UpdatedTwice),
-    *(DropoutNearOne, ClippedAlways, BatchTooSmall, InputsNotNormalised),
+    *(DropoutNearOne, ClippedAlways, BatchTooSmall, InputsNotNormalised, CutOff, NothingTrained),
 )
 
 

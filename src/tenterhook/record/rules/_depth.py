@@ -18,7 +18,18 @@ def is_weight(place: Place) -> bool:
 
 def depth(place: Place, step: Step) -> int:
     """When the forward comes to the module that holds a parameter, or -1."""
-    return step.order.get((place.model, place.site.rpartition(".")[0] or "."), -1)
+    return step.order.get(at_module(place.model, place.site), -1)
+
+
+def at_module(model: str, site: str) -> tuple[str, str]:
+    """Model and site of the module that holds a parameter."""
+    return model, site.rpartition(".")[0] or "."
+
+
+def place_of(model: str, site: str, step: Step) -> Place:
+    """That of a parameter or a module, one without a number where nothing was measured of it."""
+    found = (place for place in step.rows.places if (place.model, place.site) == (model, site))
+    return next(found, Place(-1, model, site, "parameter", ""))
 
 
 class OfLayers(Checked):

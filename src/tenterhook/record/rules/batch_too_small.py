@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding, Persistent
+from tenterhook.record.rules._depth import place_of
 from tenterhook.record.rules.thresholds import NORM_BATCH, NORM_OF, NORM_OFTEN, NORM_VALUES
 from tenterhook.record.step import Step
 
@@ -25,9 +25,7 @@ class BatchTooSmall(Checked):
         (model, site), (rows, values) = min(step.batches.items(), key=lambda one: one[1])
         if self._often.so("any", rows <= NORM_BATCH):
             severity = "warn" if values < NORM_VALUES else "note"
-            places = (p for p in step.of("output").places if (p.model, p.site) == (model, site))
-            place = next(places, Place(-1, model, site, "output", ""))
             text = f"it normalises by {rows} sample{'s' * (rows > 1)}, {values:,} values of each channel"
             why = "each sample is changed by what it happens to be with, and the averages for eval() are of little use"
             then = "use larger batches, or GroupNorm; or freeze its averages with eval()"
-            yield Finding(self.name, severity, step.number, text, place, why, then)
+            yield Finding(self.name, severity, step.number, text, place_of(model, site, step), why, then)

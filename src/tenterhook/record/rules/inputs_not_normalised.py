@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding, Persistent
+from tenterhook.record.rules._depth import place_of
 from tenterhook.record.rules.thresholds import INPUT_OF, INPUT_OFTEN, INPUT_RMS
 from tenterhook.record.step import Step
 
@@ -22,12 +22,10 @@ class InputsNotNormalised(Checked):
         for (model, site), size in step.input_sizes.items():
             self.has_looked = True
             if self._often.so((model, site), size > INPUT_RMS) and not _is_normalised(step, model, site):
-                places = (p for p in step.of("output").places if (p.model, p.site) == (model, site))
                 text = f"the rms of a feature of its inputs is {size:.3g}, and layers are initialised for about 1"
                 why = "that feature drowns the others, activations saturate, and gradients are as large"
                 then = "subtract the mean and divide by the standard deviation, each feature for itself"
-                place = next(places, Place(-1, model, site, "output", ""))
-                yield Finding(self.name, "warn", step.number, text, place, why, then)
+                yield Finding(self.name, "warn", step.number, text, place_of(model, site, step), why, then)
 
 
 def _is_normalised(step: Step, model: str, site: str) -> bool:

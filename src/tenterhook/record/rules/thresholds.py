@@ -69,3 +69,5 @@ NORM_BATCH, NORM_VALUES = 2, 4096  # samples in a batch; values of a channel, fr
 NORM_OFTEN, NORM_OF = 6, 8  # samples, for the last batch of an epoch may be small; chosen
 INPUT_RMS = 30.0  # of a feature; seen: ≤ 10 on standardised data and observations of games, 80 – 110 on bytes
 INPUT_OFTEN, INPUT_OF = 3, 8  # samples; chosen
+NOTHING_PASSES, NOTHING_SAMPLES = 10, 12  # backward passes without a step; samples of an optimizer; chosen
+CUT_SAMPLES = 12  # without a gradient; chosen, as for parameters that are never trained

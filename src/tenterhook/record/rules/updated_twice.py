@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding, Persistent
+from tenterhook.record.rules._depth import place_of
 from tenterhook.record.rules.thresholds import REPEATED_STEPS, REPEATED_STEPS_OF
 from tenterhook.record.step import Step
 
@@ -22,10 +22,7 @@ class UpdatedTwice(Checked):
         self.has_looked |= bool(step.turns)
         twice = next((turn.twice for turn in step.turns if turn.twice), None)
         if self._often.so("any", twice is not None) and twice is not None:
-            model, site = twice
-            place = next((p for p in step.of("parameter").places if (p.model, p.site) == twice), None)
             text = "two optimizers, or one that has it twice, step it with the same gradient"
             why = "its learning rate is as if doubled, and the two do not know of one another"
             then = "give it to one optimizer only, also where layers share it"
-            place = place or Place(-1, model, site, "parameter", "")
-            yield Finding(self.name, "warn", step.number, text, place, why, then)
+            yield Finding(self.name, "warn", step.number, text, place_of(*twice, step), why, then)
