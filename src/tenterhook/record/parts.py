@@ -29,8 +29,8 @@ class Micro:
     """What was measured in one micro-batch."""
 
     __slots__ = (
-        *("batches", "calls", "dropouts", "forwards", "frozen", "gather", "given", "has_more", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "silent", "token", "values"),
+        *("batches", "calls", "chains", "dropouts", "forwards", "frozen", "gather", "given", "has_more", "has_scale"),
+        *("last", "modes", "scalars", "scaler", "silent", "token", "values"),
     )
 
     def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
@@ -42,6 +42,7 @@ class Micro:
         self.frozen: set[tuple[str, str]] = set()
         self.batches: dict[tuple[str, str], tuple[int, int]] = {}  # of BatchNorms: rows, and values of each channel
         self.silent: set[tuple[str, str]] = set()  # modules in training mode that were called without gradients
+        self.chains: list[tuple[tuple[str, str], ...]] = []
         self.dropouts: dict[str, float] = {}  # by the site of the module before
         self.last: Any = None  # the site of the module that was last called
         self.calls: list[Any] = []  # of loss functions
@@ -146,6 +147,7 @@ class _Batch:
         step.training.update(micro.modes)
         step.frozen |= micro.frozen
         step.silent |= micro.silent
+        step.chains = [*step.chains, *micro.chains]
         step.batches.update(micro.batches)
         step.dropouts.update(micro.dropouts)
         step.unmeasured += micro.gather.skipped + micro.gather.lost

@@ -35,6 +35,7 @@ from tenterhook.record.sources import wrapped
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.clipping import Clipping, Dropouts
 from tenterhook.record.sources.discovery import Discovery
+from tenterhook.record.sources.layers import LayerOrder
 from tenterhook.record.sources.losses import Losses
 from tenterhook.record.sources.outputs import Hub
 from tenterhook.record.sources.scalers import Scalers
@@ -74,7 +75,8 @@ class Recorder:
         self._losses = Losses(guard, self._measuring)
         others = Dropouts(guard, self._measuring), Clipping(guard, self._measuring)
         self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, *others, guard)
-        self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed), self.models)
+        self._layers = LayerOrder()
+        self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed, self._layers), self.models)
         self._installed = False
         self._start = self._mark = time.perf_counter()
 
@@ -205,6 +207,8 @@ class Recorder:
         if scale is not None:
             micro.scalars.add(("scale", event.loss), scale)
         self._losses.reached(loss)
+        if self._measuring.sampled:
+            micro.chains += self._layers.chains(loss)
 
     def is_asked(self, leaf: Tensor) -> bool:
         """Whether it counts that the gradient of this leaf is asked for: where no optimizer makes the steps."""

@@ -145,6 +145,8 @@ class Step:
     # By how (norm or value) and the limit: how large the norm was by it, or the share of values beyond it.
     clips: dict[tuple[str, float], float] = field(default_factory=dict)
     input_sizes: dict[tuple[str, str], float] = field(default_factory=dict)  # of layers that get data: largest column
+    # In some of the first samples: for each output of a model, the layers that lead to it, by model and site.
+    chains: Sequence[tuple[tuple[str, str], ...]] = ()
     turns: Sequence[Turn] = ()
     old_gradients: dict[int, float] = field(default_factory=dict)  # by optimizer: what of the step before was added to
     has_more: bool = False  # whether something else is in the loss, too

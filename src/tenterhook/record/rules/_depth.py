@@ -1,5 +1,7 @@
 """Layers with weights, from the input to the output of a model, for the rules that compare depths."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,22 +44,26 @@ class OfLayers(Checked):
     def unchecked(self) -> str | None:
         """Why nothing was checked, or None."""
         if not self.has_looked and self._layers.are_unordered:
-            return "the order of the layers is not known, for outputs of modules were not recorded"
+            return "the order of the layers is not known: what they give was not seen on the way to a loss"
         return super().unchecked
 
 
 class Layers:
-    """The weights that get gradients, for each model apart, in the order of the forward.
+    """The weights that get gradients, in the order in which they lead to an output of a model, for each output apart.
 
-    Which these are is worked out once for each layout.
+    Which these are is worked out once for each layout, and again when a loss is made of something new.
     """
 
     def __init__(self) -> None:
         self.are_unordered = False  # whether there are some, but not what tells of the order
+        self._chains: dict[tuple[tuple[str, str], ...], None] = {}  # from the first layer to an output
         self._known: dict[bytes, list[tuple[list[Place], NDArray[np.int64]]]] = {}
 
     def gradients(self, step: Step) -> list[tuple[list[Place], Floats]]:
-        """Places and RMS, for each model that has some; weights that the forward does not come by are left out."""
+        """Places and RMS, for each output."""
+        if any(chain not in self._chains for chain in step.chains):
+            self._chains.update(dict.fromkeys(step.chains))
+            self._known.clear()
         rows = step.of("parameter_grad")
         if not len(rows) or step.skipped:
             return []
@@ -65,18 +71,23 @@ class Layers:
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            known = self._known[rows.layout] = _layers(rows, step)
+            known = self._known[rows.layout] = _layers(rows, self._chains)
             self.are_unordered |= not known and any(map(is_weight, rows.places))
         return [(places, step.gradient_rms[which]) for places, which in known]
 
 
-def _layers(rows: Rows, step: Step) -> list[tuple[list[Place], NDArray[np.int64]]]:
-    models: dict[str, list[tuple[int, int]]] = {}
+def _layers(rows: Rows, chains: Iterable[tuple[tuple[str, str], ...]]) -> list[tuple[list[Place], NDArray[np.int64]]]:
+    at: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(rows.places):
-        if is_weight(place) and (at := depth(place, step)) >= 0:
-            models.setdefault(place.model, []).append((at, i))
-    chosen = [[i for _, i in sorted(found)] for found in models.values()]
-    return [([rows.places[i] for i in which], np.array(which, np.int64)) for which in chosen]
+        if is_weight(place):
+            at.setdefault(at_module(place.model, place.site), []).append(i)
+    found: list[list[int]] = []
+    for chain in chains:
+        for model in dict.fromkeys(model for model, _ in chain):
+            which = [i for layer in chain if layer[0] == model for i in at.get(layer, ())]
+            if which and not any(set(which) <= set(other) for other in found):
+                found = [*(other for other in found if not set(other) < set(which)), which]
+    return [([rows.places[i] for i in which], np.array(which, np.int64)) for which in found]
 
 
 def steepest(values: Floats) -> int:

@@ -23,21 +23,21 @@ class VarianceDrift(Checked):
 
     def __init__(self) -> None:
         self._models: set[str] = set()
-        self._upto = -1
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Each model at its first sample."""
-        outputs = step.of("output")
-        if not len(outputs) or int(outputs.which[-1]) <= self._upto:
+        """Each model at its first sample; each way to an output by itself."""
+        if all(model in self._models for chain in step.chains for model, _ in chain):
             return
-        self._upto = int(outputs.which[-1])
-        models: dict[str, list[int]] = {}
-        for i, place in enumerate(outputs.places):
-            if place.model not in self._models and place.kind.startswith(("Linear", "Conv")):
-                models.setdefault(place.model, []).append(i)
-        self._models |= {place.model for place in outputs.places}
-        for found in models.values():
-            yield from self._compare(step, outputs.where(np.array(found[:-1], np.int64)))
+        outputs = step.of("output")
+        at = {(p.model, p.site): i for i, p in enumerate(outputs.places) if p.kind.startswith(("Linear", "Conv"))}
+        found = {
+            (model, *(at[layer] for layer in chain if layer[0] == model and layer in at))
+            for chain in step.chains
+            for model in {model for model, _ in chain} - self._models
+        }
+        self._models |= {model for chain in step.chains for model, _ in chain}
+        for _, *which in sorted(found):
+            yield from self._compare(step, outputs.where(np.array(which[:-1], np.int64)))
 
     def _compare(self, step: Step, rows: Rows) -> Iterator[Finding]:
         rows = rows.where((rows.std > 0) & (rows.infinite == 0))

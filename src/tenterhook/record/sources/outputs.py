@@ -16,6 +16,7 @@ from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
+from tenterhook.record.sources.layers import LayerOrder
 from tenterhook.record.sources.units import watcher_of
 from tenterhook.values.containers import children
 
@@ -32,6 +33,7 @@ class Hub(NamedTuple):
     measuring: Measuring
     passes: Passes
     feed: Any  # the recorder's
+    layers: LayerOrder
 
 
 class OutputHook(Hook):
@@ -74,6 +76,8 @@ class OutputHook(Hook):
             for path, tensor in tensors_in(output):
                 self._see(path, tensor)
         measuring.micro.last = self._site
+        if self._has_parameters and with_graph and not again:
+            self._hub.layers.note((self._model, self._site), module, output)
         if self._is_norm and with_graph:
             self._look_at_norm(module, output)
         if self._looks_at_inputs and with_graph and args and is_data(args[0]):
