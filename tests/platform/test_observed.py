@@ -8,6 +8,8 @@ from torch.nn.utils import clip_grad_norm_ as by_another_name
 
 from tenterhook.platform.observed import CLIPS, DROPOUTS, Observed, observable
 
+X = torch.randn(4, 3)
+
 
 @pytest.fixture
 def heard():
@@ -44,3 +46,23 @@ def test_only_some_calls_are_told_of(heard):
     for _ in range(5):
         F.dropout(torch.ones(2), 0.5)
     assert heard == ["dropout"] * 3 and F.dropout.__code__ is not own
+
+
+def test_torch_compile_does_not_notice(heard):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
+
+    def step(x):
+        model(x).sum().backward()
+        return nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    try:
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            compiled = torch.compile(model, backend="eager", fullgraph=True)
+            for _ in range(3):
+                assert torch.equal(compiled(X), model(X))
+            clip = torch.compile(step, backend="eager")
+            bare = [clip(X).item() for _ in range(3)]
+    finally:
+        torch._dynamo.reset()
+    assert all(value > 0 for value in bare)

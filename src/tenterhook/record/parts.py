@@ -23,6 +23,7 @@ from tenterhook.stats.histograms import Histograms
 
 _NOTHING = Gather(set())  # of a step that is not sampled
 _LAYOUTS = 16
+_TABLES = {"mark": "marks", "clip": "clips", "input size": "input_sizes"}  # of a step, by the key of a number
 
 
 class Micro:
@@ -162,14 +163,10 @@ class _Batch:
             match key:
                 case ("loss", loss) if loss in counted:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
-                case ("clip", how, limit):
-                    step.clips[how, limit] = value
-                case ("input size", model, site):
-                    step.input_sizes[model, site] = value
+                case (("mark" | "clip" | "input size") as what, *where):
+                    getattr(step, _TABLES[what])[tuple(where)] = value
                 case ("old gradient", optimizer):
                     step.old_gradients[optimizer] = value
-                case ("mark", model, site):
-                    step.marks[model, site] = value
                 case ("bad row", model, site) if value >= 0:
                     step.bad_rows[model, site] = int(value), facts["bad size", model, site]
                 case ("dead" | "saturated" as what, place, _):

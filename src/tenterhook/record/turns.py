@@ -94,7 +94,8 @@ class Turns:
 
     def after_step(self, optimizer: Optimizer, known: Known, sampled: bool) -> None:
         """It has stepped."""
-        self._since.append(known)
+        if known not in self._since:
+            self._since.append(known)
         if sampled:
             reference = weakref.ref(optimizer)
             self._keep(known.order, lambda: () if (one := reference()) is None else parameters_of(one))

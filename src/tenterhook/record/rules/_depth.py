@@ -10,6 +10,7 @@ from tenterhook.record.rule import Checked
 from tenterhook.record.step import Floats, Rows, Step
 
 _OTHERS = ("Norm", "Embedding", "LSTM", "GRU", "RNN")
+Chain = tuple[tuple[str, str], ...]  # model and site of layers, from the first to an output
 _KEPT = 64  # layouts; a model with experts has many
 
 
@@ -56,7 +57,7 @@ class Layers:
 
     def __init__(self) -> None:
         self.are_unordered = False  # whether there are some, but not what tells of the order
-        self._chains: dict[tuple[tuple[str, str], ...], None] = {}  # from the first layer to an output
+        self._chains: dict[Chain, None] = {}
         self._known: dict[bytes, list[tuple[list[Place], NDArray[np.int64]]]] = {}
 
     def gradients(self, step: Step) -> list[tuple[list[Place], Floats]]:
@@ -76,18 +77,23 @@ class Layers:
         return [(places, step.gradient_rms[which]) for places, which in known]
 
 
-def _layers(rows: Rows, chains: Iterable[tuple[tuple[str, str], ...]]) -> list[tuple[list[Place], NDArray[np.int64]]]:
+def _layers(rows: Rows, chains: Iterable[Chain]) -> list[tuple[list[Place], NDArray[np.int64]]]:
     at: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(rows.places):
         if is_weight(place):
             at.setdefault(at_module(place.model, place.site), []).append(i)
-    found: list[list[int]] = []
+    found = [tuple(i for layer in chain for i in at.get(layer, ())) for chain in by_model(chains)]
+    whole = [which for which in dict.fromkeys(found) if not any(set(which) < set(other) for other in found)]
+    return [([rows.places[i] for i in which], np.array(which, np.int64)) for which in whole if which]
+
+
+def by_model(chains: Iterable[Chain]) -> list[Chain]:
+    """Cut into pieces that are each of one model, each piece once."""
+    found: dict[Chain, None] = {}
     for chain in chains:
         for model in dict.fromkeys(model for model, _ in chain):
-            which = [i for layer in chain if layer[0] == model for i in at.get(layer, ())]
-            if which and not any(set(which) <= set(other) for other in found):
-                found = [*(other for other in found if not set(other) < set(which)), which]
-    return [([rows.places[i] for i in which], np.array(which, np.int64)) for which in found]
+            found[tuple(layer for layer in chain if layer[0] == model)] = None
+    return list(found)
 
 
 def steepest(values: Floats) -> int:

@@ -32,16 +32,21 @@ class CutOff(Checked):
         if not step.parameters:
             return
         idle = self._note(step)
+        yield from self._over(step)
+        told = {key for keys in self._told.values() for key in keys}
+        cut = [key for key in _before_the_first(step, idle, self._reached) if self._samples[key] >= CUT_SAMPLES]
+        for model in dict.fromkeys(model for model, site in cut if (model, site) not in told):
+            keys = [key for key in cut if key[0] == model]
+            finding = _finding(step, [idle[key] for key in keys])
+            self._told[finding] = keys
+            yield finding
+
+    def _over(self, step: Step) -> Iterator[Finding]:
+        """What is refuted by now."""
         for finding, keys in [*self._told.items()]:
             if self._reached.intersection(keys):
                 del self._told[finding]
                 yield replace(finding, severity="note", why="it is trained since", until=step.number - 1)
-        told = {key for keys in self._told.values() for key in keys}
-        cut = [key for key in _before_the_first(step, idle, self._reached) if self._samples[key] >= CUT_SAMPLES]
-        for model in dict.fromkeys(model for model, site in cut if (model, site) not in told):
-            finding = _finding(step, [idle[key] for key in cut if key[0] == model])
-            self._told[finding] = [key for key in cut if key[0] == model]
-            yield finding
 
     def _note(self, step: Step) -> dict[Key, Parameter]:
         """Count the samples, and give those that had no gradient so far."""
@@ -61,12 +66,12 @@ def _before_the_first(step: Step, idle: dict[Key, Parameter], reached: set[Key])
     """Those whose module is called before all that get gradients, or only under no_grad."""
     depths = [at for key in reached if (at := step.order.get(at_module(*key), -1)) >= 0]
     first = min(depths, default=-1)
-    found = []
-    for key in idle:
-        at = step.order.get(at_module(*key), -1)
-        if 0 <= at < first or (at < 0 and at_module(*key) in step.silent):
-            found.append(key)
-    return found
+    return [key for key in idle if _is_before(step, at_module(*key), first)]
+
+
+def _is_before(step: Step, module: Key, first: int) -> bool:
+    at = step.order.get(module, -1)
+    return 0 <= at < first or (at < 0 and module in step.silent)
 
 
 def _finding(step: Step, found: list[Parameter]) -> Finding:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.record.rule import Checked, Finding
-from tenterhook.record.rules._depth import steepest
+from tenterhook.record.rules._depth import by_model, steepest
 from tenterhook.record.step import Rows, Step
 
 _FACTOR = 100.0
@@ -26,18 +26,14 @@ class VarianceDrift(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each model at its first sample; each way to an output by itself."""
-        if all(model in self._models for chain in step.chains for model, _ in chain):
+        new = [chain for chain in by_model(step.chains) if chain[0][0] not in self._models]
+        if not new:
             return
         outputs = step.of("output")
         at = {(p.model, p.site): i for i, p in enumerate(outputs.places) if p.kind.startswith(("Linear", "Conv"))}
-        found = {
-            (model, *(at[layer] for layer in chain if layer[0] == model and layer in at))
-            for chain in step.chains
-            for model in {model for model, _ in chain} - self._models
-        }
-        self._models |= {model for chain in step.chains for model, _ in chain}
-        for _, *which in sorted(found):
+        for which in dict.fromkeys(tuple(at[layer] for layer in chain if layer in at) for chain in new):
             yield from self._compare(step, outputs.where(np.array(which[:-1], np.int64)))
+        self._models |= {chain[0][0] for chain in new}
 
     def _compare(self, step: Step, rows: Rows) -> Iterator[Finding]:
         rows = rows.where((rows.std > 0) & (rows.infinite == 0))

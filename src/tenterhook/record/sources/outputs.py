@@ -54,35 +54,48 @@ class OutputHook(Hook):
 
     @guarded
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        measuring = self._measuring
         with_graph = torch.is_grad_enabled()
-        again = graph_task() != -1
-        if not with_graph and not again and module.training and self._has_parameters:
-            measuring.micro.silent.add((self._model, self._site))
-        if (
-            is_tracing()
-            or not (with_graph or measuring.without_gradients)
-            or (again and saves_hooked(False) is not None)
-        ):
-            return  # an export, validation, or a checkpoint that runs its function again
-        if not again and measuring.micro.token.passes:
-            self._hub.feed(_PART_CALLED)
-        if type(output) is Tensor:
-            if output.is_cuda and self._units is None and not is_of_transform(output):
-                self._note(output)
-            else:
-                self._see((), output)
-        else:
+        if not with_graph:
+            self._note_silence(module)
+        if is_tracing() or not (with_graph or self._measuring.without_gradients):
+            return  # an export or validation
+        if graph_task() == -1:
+            if self._measuring.micro.token.passes:
+                self._hub.feed(_PART_CALLED)
+        elif saves_hooked(False) is not None:
+            return  # a checkpoint runs its function again
+        self._see_all(output)
+        self._measuring.micro.last = self._site
+        if with_graph:
+            self._look_at(module, args, output)
+
+    def _note_silence(self, module: nn.Module) -> None:
+        """Where a layer is in training mode, it may be by mistake that it is called without gradients."""
+        if module.training and self._has_parameters and graph_task() == -1:
+            self._measuring.micro.silent.add((self._model, self._site))
+
+    def _look_at(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_norm:
+            self._look_at_norm(module, output)
+        if self._has_parameters:
+            self._look_at_layer(module, args, output)
+
+    def _see_all(self, output: Any) -> None:
+        if type(output) is not Tensor:
             for path, tensor in tensors_in(output):
                 self._see(path, tensor)
-        measuring.micro.last = self._site
-        if self._has_parameters and with_graph and not again:
-            self._hub.layers.note((self._model, self._site), module, output)
-        if self._is_norm and with_graph:
-            self._look_at_norm(module, output)
-        if self._looks_at_inputs and with_graph and args and is_data(args[0]):
+        elif output.is_cuda and self._units is None and not is_of_transform(output):
+            self._note(output)
+        else:
+            self._see((), output)
+
+    def _look_at_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        """See what it is beside its values: where in the model, and what it gets."""
+        self._hub.layers.note((self._model, self._site), module, output)
+        if self._looks_at_inputs and args and is_data(args[0]):
             self._looks_at_inputs -= 1
-            measuring.micro.scalars.add(("input size", self._model, self._site), largest_column(module, args[0]))
+            size = largest_column(module, args[0])
+            self._measuring.micro.scalars.add(("input size", self._model, self._site), size)
 
     def _look_at_norm(self, module: Any, output: Any) -> None:
         micro, at = self._measuring.micro, (self._model, self._site)
