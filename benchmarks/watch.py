@@ -9,11 +9,13 @@ counts those too.
 """
 
 import functools
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import common
@@ -124,10 +126,10 @@ def seconds(step: Step, many: int) -> float:
     return (time.perf_counter() - start) / many
 
 
-def ratio(make: Make, options: Options, warm: int, block: int, blocks: int) -> float:
-    """A watched step ÷ a bare one: two trainings of the same kind in turn, a block of steps each, for the machine's
-    clock varies. The mean over the blocks, each with the bare ones before and after it, less a tenth at either end.
-    The recorder, which keeps to its budget, knows nothing of the bare ones.
+def blocks_of(make: Make, options: Options, warm: int, block: int, blocks: int) -> list[tuple[float, float]]:
+    """Seconds of a watched step and of a bare one: two trainings of the same kind in turn, a block of steps each, for
+    the machine's clock varies; the bare ones are those before and after. The recorder, which keeps to its budget,
+    knows nothing of the bare ones.
     """
     (model, step), (_, bare) = make(), make()
     seconds(bare, block)
@@ -141,12 +143,22 @@ def ratio(make: Make, options: Options, warm: int, block: int, blocks: int) -> f
             watched, start = seconds(step, block), time.perf_counter()
             recorder.on, after = False, seconds(bare, block)
             recorder.on, recorder._mark = True, recorder._mark + time.perf_counter() - start
-            found.append(2 * watched / (before + after))
+            found.append((watched, (before + after) / 2))
             before = after
         recording.close("finished")
     assert recording.recorder.failed is None
-    found.sort()
-    return statistics.fmean(found[blocks // 10 : blocks - blocks // 10])
+    return found
+
+
+def middle(figures: Iterable[float]) -> float:
+    """The mean, less a tenth at either end."""
+    found = sorted(figures)
+    return statistics.fmean(found[len(found) // 10 : len(found) - len(found) // 10])
+
+
+def ratio(make: Make, options: Options, warm: int, block: int, blocks: int) -> float:
+    """A watched step ÷ a bare one."""
+    return middle(watched / bare for watched, bare in blocks_of(make, options, warm, block, blocks))
 
 
 def with_start(make: Make, options: Options, many: int) -> float:
@@ -179,6 +191,60 @@ def trainings(rounds: int) -> Rows:
     start = with_start(digits, Options(budget=0.03), 300)
     rows.append(("digits CNN, 64 images: default, with the start", "300 steps ÷ bare", f"{start:.3f}", "–"))
     return rows
+
+
+def mlp(kind: type[torch.optim.Optimizer]) -> tuple[nn.Module, Step]:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = kind(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
+    x, y = torch.randn(32, 16), torch.randint(0, 4, (32,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return model, step
+
+
+def unsampled(rounds: int) -> Rows:
+    """What a step costs in which nothing is measured."""
+    if device() == "cuda":
+        return []
+    rows: Rows = []
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        found = blocks_of(functools.partial(mlp, kind), Options(every=10**9), 30, 50, max(rounds // 10, 40))
+        added = middle(watched - bare for watched, bare in found) * 1e6
+        rows.append((f"unsampled step, small MLP, {kind.__name__}", "µs added", f"{added:.0f}", "≤ 30"))
+    return rows
+
+
+PROGRAM = """
+import torch
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(4, 8)).sum().backward()
+optimizer.step()
+"""
+
+
+def starting(rounds: int) -> Rows:
+    """What `tenterhook run` adds to a training of one step, start to end."""
+    if device() == "cuda":
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(PROGRAM)
+        ours = ["-m", "tenterhook", "run", "--out", folder]
+        times = [(cpu_seconds([*ours, str(script)]), cpu_seconds([str(script)])) for _ in range(7)]
+    added = statistics.median(watched - bare for watched, bare in times)
+    return [("start and end of a watched training", "s of CPU added", f"{added:.2f}", "≤ 0.3")]
+
+
+def cpu_seconds(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def on_gpu(rounds: int) -> Rows:
@@ -266,4 +332,4 @@ def disk(rounds: int) -> Rows:
 if __name__ == "__main__":
     if "--gpu" in sys.argv:
         torch.set_float32_matmul_precision("high")
-    common.main([trainings, disk])
+    common.main([trainings, unsampled, starting, disk])

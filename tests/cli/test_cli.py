@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import tenterhook.verbs.sites  # with torch, which must not be imported anew when `sys.modules` is put back  # noqa: F401
 from tenterhook.cli import main
 
 SOURCE = """

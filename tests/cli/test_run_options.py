@@ -105,6 +105,9 @@ def test_fail_on_and_summary(zygote, tmp_path):
     printed = done.stderr.decode().partition("┌")[2].splitlines()
     done = zygote(*summary, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.decode().partition("┌")[2].splitlines()[1:-1] == printed[1:-1]
+    assert "✖ loss is NaN" not in "\n".join(printed) and "dead ReLU: no ReLU" not in "\n".join(printed)
+    done = zygote(*summary, "--all", cwd=tmp_path)
+    assert "✖ loss is NaN" in done.stdout.decode() and "dead ReLU: no ReLU" in done.stdout.decode()
     done = zygote(*summary, first, "--fail-on", "warn", cwd=tmp_path)
     assert done.returncode == 3 and str(first) in done.stdout.decode()
     (empty := tmp_path / "empty").mkdir()

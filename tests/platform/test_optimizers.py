@@ -6,16 +6,35 @@ import sys
 import torch
 from torch import nn
 
-from tenterhook.platform.optimizers import all_optimizers, closure_in, found_inf, is_stepping, unscales
+from tenterhook.platform.optimizers import (
+    all_optimizers,
+    closure_in,
+    found_inf,
+    is_stepping,
+    look_for_optimizers,
+    note_optimizer,
+    unscales,
+)
 
 
 def test_an_optimizer_is_found_among_all_objects():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    assert all(one is not optimizer for one in all_optimizers())
+    look_for_optimizers()
     assert any(one is optimizer for one in all_optimizers()), "Optimizer.step has no `hooked` any more"
     key = id(optimizer)
     del optimizer
     gc.collect()
     assert all(id(one) != key for one in all_optimizers())
+
+
+def test_an_optimizer_tells_of_its_first_group_when_it_is_made(monkeypatch):
+    inner = torch.optim.Optimizer.add_param_group
+    monkeypatch.setattr(
+        torch.optim.Optimizer, "add_param_group", lambda self, group: (note_optimizer(self), inner(self, group))[1]
+    )
+    optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters())
+    assert any(one is optimizer for one in all_optimizers()), "Optimizer.__init__ does not call add_param_group"
 
 
 def test_a_step_is_seen_from_inside():

@@ -197,6 +197,6 @@ def test_a_finding_that_is_refuted_takes_the_place_of_the_first_one():
 
 @pytest.mark.parametrize(("until", "said"), [(None, "since step 3"), (3, "step 3 "), (29, "steps 3–29")])
 def test_the_box_says_when_it_ended(until, said):
-    row = {"rule": "r", "severity": "note", "step": 3, "until": until, "text": "t", "why": "", "then": "", "more": 0}
-    box = Verdict("x", "y", findings=[{**row, "model": "m", "site": "s", "what": None}]).box()
+    row = {"rule": "r", "severity": "note", "step": 3, "until": until, "text": "t", "why": "", "then": ""}
+    box = Verdict("x", findings=[{**row, "model": "m", "site": "s", "what": None}]).box()
     assert said in box

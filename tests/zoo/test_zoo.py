@@ -40,3 +40,8 @@ def test_no_training_knows_of_us():
     for file in (Path(__file__).parent / "trainings").glob("*.py"):
         assert "import tenterhook" not in file.read_text()
         assert "from tenterhook" not in file.read_text()
+
+
+def test_the_page_has_them_all():
+    page = (Path(__file__).parents[2] / "docs/zoo.md").read_text()
+    assert [name for name in ZOO if f"| {name} |" not in page] == []

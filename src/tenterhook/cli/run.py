@@ -102,7 +102,13 @@ def _end(recording: Any, ended: str, ours: Any) -> int:
 
 
 def say_verdict(
-    folder: Path, shown: Path | None = None, *, quiet: bool, fail_on: str | None, stream: Any = None
+    folder: Path,
+    shown: Path | None = None,
+    *,
+    quiet: bool = False,
+    fail_on: str | None,
+    everything: bool = False,
+    stream: Any = None,
 ) -> int:
     """Print the verdict on a run, on stderr where nothing else is said; 3 where --fail-on says so."""
     import shutil
@@ -116,7 +122,7 @@ def say_verdict(
     if not quiet:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         colour = stream.isatty() and "NO_COLOR" not in os.environ
-        say(verdict.box(width, colour), stream)
+        say(verdict.box(width, colour, everything), stream)
     levels: Sequence[str] = SEVERITIES
     bad = fail_on is not None and verdict.worst is not None
     return 3 if bad and levels.index(verdict.worst) >= levels.index(fail_on) else 0

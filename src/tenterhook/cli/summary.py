@@ -10,6 +10,7 @@ from tenterhook.say import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook summary`."""
     parser.add_argument("run", nargs="?", default=".tenterhook/latest", help="its folder (.tenterhook/latest)")
+    parser.add_argument("--all", action="store_true", help="each finding by itself, and each rule with its state")
     parser.add_argument("--fail-on", choices=("note", "warn", "error"), help="exit with 3 if there is something of it")
 
 
@@ -18,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     from tenterhook.cli.run import say_verdict
 
     try:
-        return say_verdict(options.run, quiet=False, fail_on=options.fail_on, stream=sys.stdout)
+        return say_verdict(options.run, fail_on=options.fail_on, everything=options.all, stream=sys.stdout)
     except (TenterhookError, ImportError) as error:
         say(f"tenterhook summary: {error}")
         return 2

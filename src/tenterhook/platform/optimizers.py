@@ -6,6 +6,7 @@ class whose `step` has that wrapper says so by `step.hooked`; a fused optimizer 
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -18,12 +19,24 @@ from tenterhook.platform.frames import frames_from
 _FILE = sys.modules[Optimizer.__module__].__file__
 
 
-def all_optimizers() -> Iterator[Optimizer]:
-    """All that there are, less those that only pass calls on, and those that raised while they were made."""
+_seen: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+
+
+def look_for_optimizers() -> None:
+    """Note those that there are, among all objects of the process, which takes a while."""
     for thing in gc.get_objects():
-        is_one = issubclass(type(thing), Optimizer)  # isinstance would run code of the objects
-        if is_one and getattr(type(thing).step, "hooked", False) and hasattr(thing, "param_groups"):
-            yield thing
+        if issubclass(type(thing), Optimizer):  # isinstance would run code of the objects
+            _seen.add(thing)
+
+
+def note_optimizer(optimizer: Optimizer) -> None:
+    """One was made."""
+    _seen.add(optimizer)
+
+
+def all_optimizers() -> Iterator[Optimizer]:
+    """Those that were noted, less those that only pass calls on, and those that raised while they were made."""
+    return (one for one in list(_seen) if getattr(type(one).step, "hooked", False) and hasattr(one, "param_groups"))
 
 
 def is_stepping(frame: FrameType | None, optimizer: Optimizer | None = None) -> bool:

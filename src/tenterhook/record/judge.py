@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tenterhook.record.rule import Finding, Rule
+from tenterhook.record.rules._loss import Target
 from tenterhook.record.step import Step
-from tenterhook.store.schemas import SEVERITIES
+from tenterhook.store.schemas import RAISED, SEVERITIES
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,13 @@ class Judge:
         self.findings: list[Finding] = []
         self._found: set[int] = set()
         self._broken: dict[int, str] = {}
+        self._target = Target()
 
     def look(self, step: Step) -> list[Finding]:
         """What the rules say to a step."""
         found: list[Finding] = []
+        self._target.see(step)
+        step.target = self._target
         for i, rule in self._all if step.sampled else self._always:
             if i not in self._broken:
                 try:
@@ -38,7 +42,7 @@ class Judge:
                         found.append(_valid(finding))
                         self._found.add(i)
                 except Exception as error:
-                    self._broken[i] = f"the rule raised {type(error).__name__} at step {step.number}: {error}"
+                    self._broken[i] = f"{RAISED} {type(error).__name__} at step {step.number}: {error}"
         for finding in found:
             if finding.until is not None:
                 self.findings = [one for one in self.findings if not one.is_of(finding)]
@@ -57,7 +61,7 @@ class Judge:
         try:
             why = why or getattr(rule, "unchecked", None)
         except Exception as error:
-            why = f"the rule raised {type(error).__name__} at the end: {error}"
+            why = f"{RAISED} {type(error).__name__} at the end: {error}"
         return State(name, "not checked", str(why)) if why else State(name, "clean")
 
 

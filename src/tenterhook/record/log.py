@@ -17,6 +17,7 @@ from tenterhook.record.step import Step
 from tenterhook.stats.arithmetic import Floats
 from tenterhook.stats.columns import TABLE, Column
 from tenterhook.stats.histograms import Histograms
+from tenterhook.store.arrays import array, lists
 from tenterhook.store.schemas import VERSION, arrow
 from tenterhook.store.write import RankWriter, write_json
 
@@ -89,7 +90,7 @@ class Log:
         """The columns that say where a row is from, for all places so far: to take from, by their numbers."""
         if len(self._texts.get("site", ())) < len(self._places.all):
             columns = _columns(self._places.all, _OF_PLACES)
-            self._texts = {name: arrow().array(texts) for name, texts in columns.items()}
+            self._texts = {name: array(texts, arrow().string()) for name, texts in columns.items()}
         return self._texts
 
 
@@ -101,17 +102,16 @@ def _columns(items: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]
 def _stats_of(steps: list[Step], texts: dict[str, Any]) -> dict[str, Any]:
     """The rows of some steps as columns of the table."""
     pa = arrow()
-    places = pa.array(np.concatenate([step.rows.which for step in steps]))
+    places = array(np.concatenate([step.rows.which for step in steps]), pa.int64())
     numbers = np.concatenate([step.rows.numbers for step in steps])
     found = Histograms.joined([step.rows.histograms for step in steps])
-    starts = pa.array(found.starts.astype(np.int32))
     columns: dict[str, Any] = {
         "step": np.repeat([step.number for step in steps], [len(step.rows) for step in steps]),
         **{name: column.take(places) for name, column in texts.items()},
         "calls": np.concatenate([step.calls for step in steps]),
         **{column.name: _on_disk(column, numbers[:, i]) for i, column in enumerate(TABLE)},
-        "bins": pa.ListArray.from_arrays(starts, pa.array(found.bins.astype(np.int16))),
-        "counts": pa.ListArray.from_arrays(starts, pa.array(found.counts)),
+        "bins": lists(found.starts, found.bins, pa.int16()),
+        "counts": lists(found.starts, found.counts, pa.int32()),
     }
     for name in ("dead", "saturated"):
         if any(getattr(step, name) for step in steps):
@@ -123,4 +123,4 @@ def _on_disk(column: Column, numbers: Floats) -> Any:
     if not column.is_nullable:
         return numbers.astype(column.dtype)
     none = numbers == column.start
-    return arrow().array(np.where(none, 0.0, numbers), mask=none)
+    return np.ma.array(numbers, mask=none)

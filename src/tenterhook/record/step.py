@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from tenterhook.stats.arithmetic import Floats as Floats
 from tenterhook.stats.arithmetic import Numbers
 from tenterhook.stats.columns import BINS, TABLE
 from tenterhook.stats.histograms import Histograms
+
+if TYPE_CHECKING:
+    from tenterhook.record.rules._loss import Target
 
 
 class Rows(Numbers):
@@ -154,6 +157,7 @@ class Step:
     # By model and input: the row of a batch that is far from the others, and the largest number in it.
     bad_rows: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the rows
+    target: "Target" = field(init=False)  # what losses are measured against, as far as is known; of the judge
     _of: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, what: str) -> Rows:

@@ -168,8 +168,8 @@ class watch:
         """The run, as `open_run` gives it."""
         return open_run(self._folder)
 
-    def verdict(self) -> str:
-        """The findings, as text for a person."""
+    def verdict(self, everything: bool = False) -> str:
+        """The findings, as text for a person: by their causes, or all that is known."""
         from tenterhook.report.verdict import Verdict
 
-        return str(Verdict.of(self.open(), self._to))
+        return Verdict.of(self.open(), self._to).box(everything=everything)

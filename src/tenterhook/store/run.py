@@ -73,19 +73,23 @@ class Run:
         table = self.table("findings", rank)
         if "until" not in table.column_names:  # an older run
             return table
+        from tenterhook.store.arrays import array
+
         names = ("rank", "rule", "step", "model", "site", "text")
         last = {tuple(row.get(name) for name in names): i for i, row in enumerate(table.to_pylist())}
-        return table.take(arrow().array(sorted(last.values()), arrow().int64()))
+        return table.take(array(sorted(last.values()), arrow().int64()))
 
     def table(self, name: str, rank: int | None = None) -> Any:
         """A table as it is in the files, of one rank, or of all with a column `rank`."""
+        from tenterhook.store.arrays import array
+
         pa = arrow()
         if name not in FILES:
             raise RunError(f"there is no table {name!r}; there are {', '.join(FILES)}")
         parts = []
         for k in self.ranks if rank is None else [rank]:
             part = read_stream(self.folder / f"rank-{k}" / f"{name}.arrows", schemas()[name])
-            parts.append(part.append_column("rank", pa.array([k] * len(part), pa.int32())))
+            parts.append(part.append_column("rank", array([k] * len(part), pa.int32())))
         return pa.concat_tables(parts) if parts else schemas()[name].empty_table()
 
 
@@ -110,6 +114,7 @@ def with_moments(table: Any) -> Any:
     import numpy as np
 
     from tenterhook.stats.arithmetic import Numbers
+    from tenterhook.store.arrays import array
 
     numbers = np.tile(START, (len(table), 1))
     for name, i in INDEX.items():
@@ -120,5 +125,5 @@ def with_moments(table: Any) -> Any:
     with np.errstate(all="ignore"):  # sums that are infinite
         moments = {name: getattr(rows, name) for name in ("mean", "std", "rms", "absmax")}
     for name, values in moments.items():
-        table = table.append_column(name, arrow().array(values, mask=none))
+        table = table.append_column(name, array(np.ma.array(values, mask=none), arrow().float64()))
     return table

@@ -7,6 +7,7 @@ from tenterhook.stats.columns import TABLE
 VERSION = 1
 FILES = ("stats", "steps", "findings")
 SEVERITIES = ("note", "warn", "error")  # of findings
+RAISED = "the rule raised"  # begins the reason why a rule that broke was not checked
 
 
 def schemas() -> dict[str, Any]:

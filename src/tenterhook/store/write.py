@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tenterhook.store.arrays import array
 from tenterhook.store.schemas import arrow, schemas
 
 
@@ -61,7 +62,7 @@ class RankWriter:
         pa = arrow()
         schema = self._schemas[table]
         many = len(next(iter(columns.values())))
-        arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(many, f.type) for f in schema]
+        arrays = [array(columns[f.name], f.type) if f.name in columns else pa.nulls(many, f.type) for f in schema]
         file, stream = self._streams.get(table) or self._open(table)
         stream.write_batch(pa.record_batch(arrays, schema=schema))
         file.flush()

@@ -28,7 +28,7 @@ class Target:
         self._weighted = _Spread()
 
     def see(self, step: Step) -> None:
-        """To be called with every step."""
+        """To be called with every step, once: the judge does."""
         if not step.backwards:
             return
         without, calls = step.forwards

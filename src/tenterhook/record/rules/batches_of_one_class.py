@@ -24,7 +24,7 @@ class BatchesOfOneClass(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each loss function once."""
-        self._target.see(step)
+        self._target = step.target
         for key, term in self._labels.add(step):
             total = float(term.labels.sum())
             if term.classes < 2 or term.many < t.ONE_CLASS_LABELS or total <= 0 or self._target.moves:

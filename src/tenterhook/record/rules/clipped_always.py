@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from tenterhook.record.rule import Checked, Finding
-from tenterhook.record.rules._loss import Target
 from tenterhook.record.rules.thresholds import CLIP_NOTE, CLIP_SHARE, CLIP_TIMES, CLIP_WARN
 from tenterhook.record.step import Step
 
@@ -16,16 +15,13 @@ class ClippedAlways(Checked):
 
     name = "clipped always"
     needs = "clip_grad_norm_ and clip_grad_value_ were not called"
-    only_sampled = False  # for what Target is to see
 
     def __init__(self) -> None:
-        self._target = Target()
         self._above: dict[tuple[str, float], list[float]] = {}  # in all of the last samples
         self._told: set[tuple[str, float, str]] = set()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each limit once."""
-        self._target.see(step)
         for (how, limit), much in step.clips.items():
             self.has_looked = True
             above = self._above.setdefault((how, limit), [])
@@ -36,7 +32,7 @@ class ClippedAlways(Checked):
             severity = _severity(how, above)
             if severity and (how, limit, severity) not in self._told:
                 self._told.add((how, limit, severity))
-                moves = severity == "warn" and bool(self._target.moves)
+                moves = severity == "warn" and bool(step.target.moves)
                 yield self._finding(step, "note" if moves else severity, how, limit, above)
 
     def _finding(self, step: Step, severity: str, how: str, limit: float, above: list[float]) -> Finding:

@@ -33,7 +33,7 @@ class EarlyBlowUp(OfLosses):
         self.count(step)
         if self._told or (self._number >= t.BLOW_UP_STEPS and step.optimizers <= self._optimizers):
             return
-        self._target.see(step)
+        self._target = step.target
         if not step.optimizers <= self._optimizers:
             self._optimizers, self._number, self._often, self._usual = self._optimizers | step.optimizers, 0, 0, 0.0
         if step.loss is None:

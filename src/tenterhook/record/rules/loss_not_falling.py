@@ -43,7 +43,7 @@ class LossNotFalling(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once for each training."""
-        self._target.see(step)
+        self._target = step.target
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another one begins
             self._newest, self._done, self._chance, self._look_at = newest, False, 0.0, t.FALLING_STEPS
             if self._losses:

@@ -40,7 +40,7 @@ class LossSpike(OfLosses):
         """The step at which it starts."""
         loss = step.loss
         self.count(step)
-        self._target.see(step)
+        self._target = step.target
         if loss is None or not math.isfinite(loss):
             return
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins

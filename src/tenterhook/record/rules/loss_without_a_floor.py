@@ -32,7 +32,7 @@ class LossWithoutAFloor(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each of the three once."""
-        self._target.see(step)
+        self._target = step.target
         if step.loss is None or not math.isfinite(step.loss) or self._target.is_contested:
             return
         self.has_looked = True

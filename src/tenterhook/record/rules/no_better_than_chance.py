@@ -37,7 +37,7 @@ class NoBetterThanChance(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each loss function once."""
-        self._target.see(step)
+        self._target = step.target
         self._steps += step.loss is not None
         self._follow_rate(step)
         if not step.terms:

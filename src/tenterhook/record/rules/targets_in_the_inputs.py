@@ -28,7 +28,7 @@ class TargetsInTheInputs(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each loss function once."""
-        self._target.see(step)
+        self._target = step.target
         self._steps += step.loss is not None
         if not step.terms:
             return

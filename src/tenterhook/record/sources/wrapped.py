@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.compiler import something_was_compiled
@@ -22,6 +23,7 @@ from tenterhook.platform.hook_tables import is_ours
 from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, scripted
 from tenterhook.platform.losses import FAMILIES
 from tenterhook.platform.observed import CLIPS, DROPOUTS, Observed, observable
+from tenterhook.platform.optimizers import look_for_optimizers, note_optimizer
 from tenterhook.platform.scalers import scaler_classes
 from tenterhook.record.guard import Guard
 from tenterhook.record.sources.backward import Passes
@@ -77,6 +79,7 @@ def all_wrapped() -> list[tuple[Any, str, Around]]:
         *((one, "scale", _scale) for one in scalers),  # with which scale a loss is scaled
         *((one, "_maybe_opt_step", _step) for one in scalers),  # whether a step is left out
         *((one, ENGINE, _run_backward) for one in ENGINE_IN),  # what backward() is called on
+        (Optimizer, "add_param_group", _add_group),  # that an optimizer is made
         (SCRIPTS_IN, SCRIPT, _script),  # torch.jit.script, which would compile the hooks that are on a module
     ]
 
@@ -85,6 +88,8 @@ def listen(new: Listeners) -> None:
     """Have these told, too."""
     global _all
     with _lock:
+        if not _all:
+            look_for_optimizers()
         if not _all and not something_was_compiled():  # else it would be compiled again
             _observe(FAMILIES, _loss)
             _observe(DROPOUTS, _dropout, calls=_DROPOUTS)
@@ -138,6 +143,11 @@ def _run_backward(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
     finally:
         for one in () if within else told:
             one.passes.ended()
+
+
+def _add_group(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
+    note_optimizer(args[0])
+    return inner(*args, **kwargs)
 
 
 def _loss(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
