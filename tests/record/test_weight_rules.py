@@ -211,6 +211,16 @@ def reached_later():
     return digits_with(way, model=model, steps=40)
 
 
+def on_frozen_layers():
+    """What a layer that is not trained gets is not for the user to normalise."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 10))
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight.mul_(1000)
+    return model
+
+
 def silenced(k, optimizer, loss, model):
     model.requires_grad_(False)
     usual(k, optimizer, loss.detach().requires_grad_(), model)
@@ -263,6 +273,7 @@ HEALTHY = {
     "bytes into a norm": partial(digits_with, change=bytes_of, model=nn.Sequential(nn.BatchNorm1d(64), mlp(64, 10))),
     "a spare head": cut(torch.relu),
     "features": partial(encoder_under_no_grad, False),
+    "large features of a frozen layer": lambda: digits_with(model=on_frozen_layers()),
     "a norm behind": lambda: digits_with(
         change=bytes_of, model=nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), mlp(32, 10))
     ),

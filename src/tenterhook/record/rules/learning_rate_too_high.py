@@ -9,6 +9,7 @@ from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules._depth import is_weight
 from tenterhook.record.rules.thresholds import GROWTH_FEWEST, GROWTH_FLOOR, GROWTH_STEPS, GROWTH_TIMES
 from tenterhook.record.step import Floats, Step
+from tenterhook.say import counted
 
 
 class LearningRateTooHigh(Checked):
@@ -41,7 +42,8 @@ class LearningRateTooHigh(Checked):
             self.has_looked |= len(past) > 1
             if growth > GROWTH_TIMES and model not in self._told:
                 self._told.add(model)
-                text = f"the weights grew {growth:.3g} times in {step.number - past[0][0]} steps; most of all this one"
+                steps = counted(step.number - past[0][0], "step")
+                text = f"the weights grew {growth:.3g} times in {steps}; most of all this one"
                 why = "what they had learnt, or were initialised with, is lost"
                 then = "lower the learning rate, tenfold at first; warm it up"
                 yield Finding(self.name, "warn", step.number, text, rows.places[which[i]], why, then)

@@ -92,7 +92,7 @@ class OutputHook(Hook):
     def _look_at_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         """See what it is beside its values: where in the model, and what it gets."""
         self._hub.layers.note((self._model, self._site), module, output)
-        if self._looks_at_inputs and args and is_data(args[0]):
+        if self._looks_at_inputs and args and is_data(args[0]) and is_trained(module):
             self._looks_at_inputs -= 1
             size = largest_column(module, args[0])
             self._measuring.micro.scalars.add(("input size", self._model, self._site), size)
@@ -100,7 +100,8 @@ class OutputHook(Hook):
     def _look_at_norm(self, module: Any, output: Any) -> None:
         micro, at = self._measuring.micro, (self._model, self._site)
         micro.modes[at] = module.training
-        if module.training and isinstance(output, Tensor) and output.dim() > 1:
+        alone = module.training and not isinstance(module, nn.SyncBatchNorm)  # that looks at the batches of all ranks
+        if alone and isinstance(output, Tensor) and output.dim() > 1:
             micro.batches[at] = len(output), output.numel() // max(1, output.shape[1])
         if module.affine and not any(p.requires_grad for p in module.parameters()):
             micro.frozen.add(at)
@@ -156,6 +157,11 @@ def is_data(value: object) -> bool:
     if type(value) is not Tensor or value.requires_grad or not value.is_floating_point() or not value.numel():
         return False
     return value.layout is torch.strided and value.dim() > 1 and not is_of_transform(value)
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether a layer has parameters of its own that are not frozen."""
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
 
 
 def largest_column(module: nn.Module, value: Tensor) -> Tensor:
