@@ -295,7 +295,7 @@ def test_a_healthy_training_is_accused_of_nothing(training):
 
 def test_what_is_reached_later_is_closed():
     (found,) = (one for one in record(reached_later).findings if one.rule == "cut off from the loss")
-    assert (found.severity, found.step, found.until) == ("note", 11, 21)
+    assert (found.severity, found.step) == ("note", 11) and 21 <= found.until < 30  # as soon as a step is sampled
 
 
 @pytest.mark.parametrize(("way", "step"), [(silenced, 11), (never_stepped, 0)])
