@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tenterhook import watch
+from tenterhook.record.sources.given import Given
 from tests.record.trainings import GPT, batches, digits, mlp, step, text_batches
 
 pytest.importorskip("pyarrow")
@@ -319,3 +320,11 @@ def test_a_moving_target_is_the_reason_not_to_check():
     states = {state.rule: state for state in record(q_learning)._recording.judge.states()}
     for rule in ("loss spike", "loss not falling"):
         assert states[rule].state == "not checked" and "target seems to move" in states[rule].why
+
+
+def test_what_a_model_made_is_no_batch():
+    given, x = Given(), torch.ones(4, 2)
+    made = nn.Linear(2, 2)(x)
+    given.add(("body", "x"), x)
+    given.add(("head", "x"), made)
+    assert [where for where, _ in given.all()] == [("body", "x")]

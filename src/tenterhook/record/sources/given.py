@@ -22,8 +22,8 @@ class Given:
         self._all: list[tuple[tuple[str, str], Any]] = []
 
     def add(self, where: tuple[str, str], value: object) -> None:
-        """A model, or a loss function, and which of its arguments."""
-        if isinstance(value, Tensor) and len(self._all) < 64:
+        """A model, or a loss function, and which of its arguments; what a model has computed is no part of a batch."""
+        if isinstance(value, Tensor) and value.grad_fn is None and len(self._all) < 64:
             self._all.append((where, weakref.ref(value)))
 
     def all(self) -> list[tuple[tuple[str, str], Tensor]]:
