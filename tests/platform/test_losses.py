@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import cross_entropy as by_another_name
 
-from tenterhook.platform.losses import FAMILIES, ObservedLoss, can_be_observed, made_by, note_term, terms_of
+from tenterhook.platform.losses import FAMILIES, made_by, note_term, terms_of
+from tenterhook.platform.observed import Observed, observable
 
 X, Y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
 
@@ -24,7 +25,7 @@ def heard():
         return output
 
     before = {name: (vars(getattr(F, name)).copy(), getattr(F, name).__code__) for name in FAMILIES}
-    observed = [ObservedLoss(name, around) for name in FAMILIES]
+    observed = [Observed(observable(name), around) for name in FAMILIES]
     yield calls
     for one in observed:
         one.remove()
@@ -33,7 +34,7 @@ def heard():
 
 
 def test_every_one_can_be_observed():
-    assert all(map(can_be_observed, FAMILIES)) and not can_be_observed("no_loss")
+    assert all(map(observable, FAMILIES)) and not observable("no_loss")
 
 
 def test_whoever_calls_one_is_heard_and_gets_the_same(heard):

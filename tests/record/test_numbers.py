@@ -86,7 +86,7 @@ def test_gradients_that_were_sampled_without_outputs(tmp_path):
         train(model, [(x, y % 2) for x, y in batches(12)])
     states = {state.rule: state for state in run._recording.judge.states()}
     for rule in ("exploding gradients", "vanishing gradients"):
-        assert states[rule].why == "the order of the layers is not known, for outputs of modules were not recorded"
+        assert "the order of the layers is not known" in states[rule].why
     assert "no gradients of weights were sampled" not in run.verdict()
 
 

@@ -148,7 +148,7 @@ def test_no_step_of_an_optimizer_is_found(tmp_path):
         for x, y in batches(30):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-    assert [(f.rule, f.severity) for f in run.findings] == [("parameter never trained", "error")]
+    assert [(f.rule, f.severity) for f in run.findings] == [("nothing is trained", "error")]
 
 
 def test_an_optimizer_that_wraps_another_does_not_count(tmp_path):

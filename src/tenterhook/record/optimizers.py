@@ -28,6 +28,8 @@ class Known:
         self.order = 0  # the how manieth it was to step
         self.parameters: frozenset[int] = frozenset()  # the ids of those that it trains
         self.samples = 0  # how many of its steps were sampled
+        self.passes = 0  # backward passes until its last step
+        self.had_pass = False  # whether any came between its last step and the one before
 
 
 class Optimizers:

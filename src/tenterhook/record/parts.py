@@ -17,20 +17,21 @@ from tenterhook.record.gather import Gather
 from tenterhook.record.numbers import Block, Scalars
 from tenterhook.record.places import Place
 from tenterhook.record.sources.given import Given
-from tenterhook.record.step import Layout, Parameter, Rows, Step
+from tenterhook.record.step import Layout, Parameter, Rows, Step, Turn
 from tenterhook.stats.arithmetic import Floats, divided, merged
 from tenterhook.stats.histograms import Histograms
 
 _NOTHING = Gather(set())  # of a step that is not sampled
 _LAYOUTS = 16
+_TABLES = {"mark": "marks", "clip": "clips", "input size": "input_sizes"}  # of a step, by the key of a number
 
 
 class Micro:
     """What was measured in one micro-batch."""
 
     __slots__ = (
-        *("calls", "forwards", "frozen", "gather", "given", "has_more", "has_scale", "last"),
-        *("modes", "scalars", "scaler", "token", "values"),
+        *("batches", "calls", "chains", "dropouts", "forwards", "frozen", "gather", "given", "has_more", "has_scale"),
+        *("last", "modes", "scalars", "scaler", "silent", "token", "values"),
     )
 
     def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
@@ -40,6 +41,10 @@ class Micro:
         self.values: dict[int, Any] = {}
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
+        self.batches: dict[tuple[str, str], tuple[int, int]] = {}  # of BatchNorms: rows, and values of each channel
+        self.silent: set[tuple[str, str]] = set()  # modules in training mode that were called without gradients
+        self.chains: list[tuple[tuple[str, str], ...]] = []
+        self.dropouts: dict[str, float] = {}  # by the site of the module before
         self.last: Any = None  # the site of the module that was last called
         self.calls: list[Any] = []  # of loss functions
         self.given = Given()
@@ -64,7 +69,7 @@ class Micro:
 class Part:
     """What was measured in one part."""
 
-    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "unscaled_late")
+    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "turns", "unscaled_late")
 
     def __init__(self, token: assemble.Part, sampled: bool) -> None:
         self.token = token
@@ -72,6 +77,7 @@ class Part:
         self.of: dict[assemble.MicroBatch, Micro] = {}
         self.handles: list[RemovableHandle] = []
         self.parameters: list[Parameter] = []
+        self.turns: list[Turn] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
@@ -109,6 +115,7 @@ class Pending:
         measured = _Measured(places)
         for part in self.parts:
             step.rates += part.rates
+            step.turns = [*step.turns, *part.turns]
             step.optimizers |= part.optimizers
             step.parameters = [*step.parameters, *part.parameters]
             losses: list[float] = []
@@ -140,6 +147,10 @@ class _Batch:
         counted = micro.token.losses
         step.training.update(micro.modes)
         step.frozen |= micro.frozen
+        step.silent |= micro.silent
+        step.chains = [*step.chains, *micro.chains]
+        step.batches.update(micro.batches)
+        step.dropouts.update(micro.dropouts)
         step.unmeasured += micro.gather.skipped + micro.gather.lost
         step.skipped += self.was_left_out + (facts.get("skipped", 0) > 0)
         step.scale = facts.get("scale", step.scale)
@@ -152,8 +163,10 @@ class _Batch:
             match key:
                 case ("loss", loss) if loss in counted:
                     losses.append(value / (facts.get(("scale", loss)) or 1.0))
-                case ("mark", model, site):
-                    step.marks[model, site] = value
+                case (("mark" | "clip" | "input size") as what, *where):
+                    getattr(step, _TABLES[what])[tuple(where)] = value
+                case ("old gradient", optimizer):
+                    step.old_gradients[optimizer] = value
                 case ("bad row", model, site) if value >= 0:
                     step.bad_rows[model, site] = int(value), facts["bad size", model, site]
                 case ("dead" | "saturated" as what, place, _):

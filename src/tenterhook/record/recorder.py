@@ -33,12 +33,15 @@ from tenterhook.record.places import KINDS, Places
 from tenterhook.record.schedule import Schedule
 from tenterhook.record.sources import wrapped
 from tenterhook.record.sources.backward import Passes
+from tenterhook.record.sources.clipping import Clipping, Dropouts
 from tenterhook.record.sources.discovery import Discovery
+from tenterhook.record.sources.layers import LayerOrder
 from tenterhook.record.sources.losses import Losses
 from tenterhook.record.sources.outputs import Hub
 from tenterhook.record.sources.scalers import Scalers
 from tenterhook.record.sources.steps import Steps
 from tenterhook.record.step import Step
+from tenterhook.record.turns import Turns
 from tenterhook.record.weights import Weights
 
 
@@ -58,6 +61,7 @@ class Recorder:
         self._selects = bool(selectors)
         self._complain = complain
         self._optimizers = Optimizers(self.models)
+        self._turns = Turns(self.models)
         self._facts = Facts(self.models, self._optimizers)
         self._assembler = Assembler(self._optimizers.are_there)
         self._measuring = Measuring(what, self._assembler.part)
@@ -69,8 +73,10 @@ class Recorder:
         self._scalers = Scalers(guard, self._measuring, self._steps.left_out)
         passes = Passes(guard, self._scalers, stepping, self)
         self._losses = Losses(guard, self._measuring)
-        self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, guard)
-        self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed), self.models)
+        others = Dropouts(guard, self._measuring), Clipping(guard, self._measuring)
+        self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, *others, guard)
+        self._layers = LayerOrder()
+        self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed, self._layers), self.models)
         self._installed = False
         self._start = self._mark = time.perf_counter()
 
@@ -191,6 +197,7 @@ class Recorder:
         if self.by_hand.notices(self._assembler.has_optimizers):
             self.feed(events.ByHand())
         self._scalers.use(scale)
+        self._turns.pass_begins()
         self.feed(event)
         micro = self._measuring.micro
         if loss is None or event.loss not in micro.token.losses[-1:]:
@@ -200,6 +207,8 @@ class Recorder:
         if scale is not None:
             micro.scalars.add(("scale", event.loss), scale)
         self._losses.reached(loss)
+        if self._measuring.sampled:
+            micro.chains += self._layers.chains(loss)
 
     def is_asked(self, leaf: Tensor) -> bool:
         """Whether it counts that the gradient of this leaf is asked for: where no optimizer makes the steps."""
@@ -208,7 +217,9 @@ class Recorder:
 
     def after_backward(self, asked: dict[int, Tensor]) -> None:
         """A backward pass has run."""
+        self._turns.pass_ended()
         if self._assembler.by_hand and self._measuring.sampled:
+            self._turns.after_pass_by_hand(self._measuring.micro.scalars)
             self.by_hand.after_pass(self._measuring.micro.gather, asked)
 
     def before_step(self, optimizer: Optimizer, known: Known) -> None:
@@ -223,6 +234,7 @@ class Recorder:
             if found is not None:
                 micro.scalars.add("skipped", found)
         part.rates = tuple([rate_of(group) for group in optimizer.param_groups if "lr" in group])
+        part.turns.append(self._turns.before_step(optimizer, known, micro.scalars, part.sampled))
         self.feed(Ready(known.number))
         if not part.sampled:
             return
@@ -232,8 +244,9 @@ class Recorder:
         part.parameters += self._facts.look(known, self.steps, micro.scalars)
         weights.before(micro.gather)
 
-    def after_step(self, known: Known) -> None:
+    def after_step(self, optimizer: Optimizer, known: Known) -> None:
         """The weights have changed."""
+        self._turns.after_step(optimizer, known, self._measuring.part.sampled)
         if self._measuring.part.sampled and self._assembler.is_stepping(known.number) and known.weights is not None:
             known.weights.after(self._measuring.micro.gather)
 

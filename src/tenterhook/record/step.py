@@ -107,6 +107,14 @@ class Parameter(NamedTuple):
     identity: int = 0  # another one where the parameter was exchanged
 
 
+class Turn(NamedTuple):
+    """What is known of a step of one optimizer."""
+
+    optimizer: int  # by when it was first seen
+    repeats: bool  # with the gradients of its step before, after which no backward pass came
+    twice: tuple[str, str] | None  # model and site of a parameter that was stepped with the same gradient already
+
+
 @dataclass
 class Step:
     """One step. Where it was not sampled, `rows` is empty and only the loss, the rates and the times are known."""
@@ -134,6 +142,16 @@ class Step:
     rate: Mapping[tuple[str, str], float | None] = field(default_factory=dict)  # by model and site, as last looked at
     marks: dict[tuple[str, str], float] = field(default_factory=dict)  # of parameters that nothing seems to train
     terms: list[Term] = field(default_factory=list)  # what of the loss came from torch's loss functions, if sampled
+    batches: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # rows, and values of each channel
+    silent: set[tuple[str, str]] = field(default_factory=set)  # modules that were called in training mode under no_grad
+    dropouts: dict[str, float] = field(default_factory=dict)  # probabilities, by the site of the module before
+    # By how (norm or value) and the limit: how large the norm was by it, or the share of values beyond it.
+    clips: dict[tuple[str, float], float] = field(default_factory=dict)
+    input_sizes: dict[tuple[str, str], float] = field(default_factory=dict)  # of layers that get data: largest column
+    # In some of the first samples: for each output of a model, the layers that lead to it, by model and site.
+    chains: Sequence[tuple[tuple[str, str], ...]] = ()
+    turns: Sequence[Turn] = ()
+    old_gradients: dict[int, float] = field(default_factory=dict)  # by optimizer: what of the step before was added to
     has_more: bool = False  # whether something else is in the loss, too
     forwards: tuple[int, ...] = (0, 0)  # calls of models without gradients, and with
     # By model and input: the row of a batch that is far from the others, and the largest number in it.

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.rules._depth import place_of
 from tenterhook.record.step import Step
 
 _SAMPLES = 8
@@ -30,35 +30,35 @@ class BatchNormMode(Checked):
             return
         self.has_looked = True
         self._samples += 1
-        wrong = [site for site, training in step.training.items() if not training and site not in step.frozen]
-        if len(wrong) < len(step.training):
-            self._trained |= {site for site, training in step.training.items() if training}
-        wrong = wrong and _trained_through(step, wrong)
-        if not wrong:
-            return
+        self._trained.update(site for site, training in step.training.items() if training)
+        wrong = _in_eval_mode(step)
         changed = [site for site in wrong if site in self._trained]
         if changed:
-            self._found = True
-            text = f"{len(changed)} BatchNorm in eval mode in a training step, and in training mode before"
-            why = "it normalises with old averages, and no longer updates them"
-            then = "call model.train() after validation; if you froze them on purpose, all is well"
-            yield Finding(self.name, "warn", step.number, text, self._place(step, changed[0]), why, then)
+            yield self._changed(step, changed)
         elif not self._trained and self._samples >= _SAMPLES and self._is_trainable(step, wrong):
-            self._found = True
-            text = f"{len(wrong)} BatchNorm in eval mode since the start, with weights that are trained"
-            then = "call model.train() before training; if they are frozen on purpose, freeze their weights too"
-            why = "its averages are never updated"
-            yield Finding(self.name, "note", step.number, text, self._place(step, wrong[0]), why, then)
+            yield self._never_on(step, wrong)
 
-    def _place(self, step: Step, site: tuple[str, str]) -> Place | None:
-        return next((p for p in step.rows.places if (p.model, p.site) == site), None)
+    def _changed(self, step: Step, sites: list[tuple[str, str]]) -> Finding:
+        self._found = True
+        text = f"{len(sites)} BatchNorm in eval mode in a training step, and in training mode before"
+        why = "it normalises with old averages, and no longer updates them"
+        then = "call model.train() after validation; if you froze them on purpose, all is well"
+        return Finding(self.name, "warn", step.number, text, place_of(*sites[0], step), why, then)
+
+    def _never_on(self, step: Step, sites: list[tuple[str, str]]) -> Finding:
+        self._found = True
+        text = f"{len(sites)} BatchNorm in eval mode since the start, with weights that are trained"
+        then = "call model.train() before training; if they are frozen on purpose, freeze their weights too"
+        why = "its averages are never updated"
+        return Finding(self.name, "note", step.number, text, place_of(*sites[0], step), why, then)
 
     def _is_trainable(self, step: Step, sites: list[tuple[str, str]]) -> bool:
         return any(step.rate.get((model, f"{site}.weight")) for model, site in sites)
 
 
-def _trained_through(step: Step, sites: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _in_eval_mode(step: Step) -> list[tuple[str, str]]:
     """Those that a gradient comes by, of models whose parameters get some; all, where no gradients were recorded."""
+    sites = [site for site, training in step.training.items() if not training and site not in step.frozen]
     reached = {(place.model, place.site) for place in step.of("output_grad").places} or set(sites)
     trained = {place.model for place in step.of("parameter_grad").places} or {model for model, _ in sites}
     return [site for site in sites if site in reached and site[0] in trained]

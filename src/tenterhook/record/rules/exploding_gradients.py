@@ -22,10 +22,10 @@ class ExplodingGradients(OfLayers):
     def __init__(self) -> None:
         super().__init__()
         self._deep, self._late = Persistent(), Persistent(3, 5)
-        self._most: dict[str, list[float]] = {}
+        self._most: dict[int, list[float]] = {}
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Each model once of each kind."""
+        """Each way to an output once of each kind."""
         for places, rms in self._layers.gradients(step):
             most = float(rms.max())
             if most == most:  # else some of it is not finite, which is another rule's
@@ -35,14 +35,14 @@ class ExplodingGradients(OfLayers):
 
     def _in_depth(self, step: Step, places: list[Place], rms: Floats, most: float) -> Iterator[Finding]:
         if most < _LARGE or len(places) < 4:
-            self._deep.so(places[0].model, False)
+            self._deep.so(places[-1].number, False)
             return
         kept = np.flatnonzero(rms)  # a head that is not in use says nothing
         rms = rms[kept]
         quarter = max(1, len(rms) // 4)
         first, last = float(np.median(rms[:quarter])), float(np.median(rms[-quarter:]))
         grows = len(rms) >= 4 and first > _RATIO * last and first > _LARGE
-        if self._deep.so(places[0].model, grows):
+        if self._deep.so(places[-1].number, grows):
             at = len(rms) - 2 - steepest(rms[::-1])
             text = f"rms {last:.1e} in the last layers, {first:.1e} in the first; "
             text += f"it grows most between {places[kept[at + 1]].site} and here"
@@ -50,12 +50,12 @@ class ExplodingGradients(OfLayers):
             yield self._finding(step, text, places[kept[at]], why)
 
     def _in_time(self, step: Step, places: list[Place], rms: Floats, most: float) -> Iterator[Finding]:
-        past = self._most.setdefault(places[0].model, [])
+        past = self._most.setdefault(places[-1].number, [])
         if len(past) < _FIRST:
             past.append(most)
             return
         usual = max(past)
-        if self._late.so(places[0].model, most > _TIMES * usual and most > _LARGE_LATER):
+        if self._late.so(places[-1].number, most > _TIMES * usual and most > _LARGE_LATER):
             text = f"rms {most:.1e}, at most {usual:.1e} in the first {_FIRST} samples; largest here"
             why = "updates overshoot, and the next step is worse"
             yield self._finding(step, text, places[int(np.argmax(rms))], why)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
+from tenterhook.record.rules._depth import place_of
 from tenterhook.record.step import Parameter, Step
 from tenterhook.say import counted
 
@@ -12,7 +12,6 @@ Key = tuple[str, str]  # model and site
 _SAMPLES = 12
 _PATIENT = 30  # of those without a gradient, where layers take turns: an expert may wait long for a token
 _LATE = 30  # steps after which an optimizer should have stepped, that may do so seldom
-_MANY = 10  # backward passes without a step
 _OUTSIDE, _IDLE = "not in any optimizer", "its optimizer never steps"
 _UNUSED, _RATE = "never got a gradient", "its learning rate is 0"
 _THEN = {
@@ -69,13 +68,10 @@ class NeverTrained(Checked):
     def __init__(self) -> None:
         self._lives: dict[Key, _Life] = {}
         self._told: dict[Finding, tuple[str, list[Key]]] = {}  # those that hold, with the reason
-        self._frozen = 0  # samples in a row in which an optimizer had nothing to train
         self._seen: object = None  # the parameters of a step after which there was no more to look for
 
     def look(self, step: Step) -> Iterator[Finding]:
         """One finding for each model and reason, with the first of the parameters; and those that hold no longer."""
-        if step.backwards - step.skipped >= _MANY and not step.optimizers:
-            yield self._without_steps(step)
         if not step.parameters or step.parameters == self._seen:
             return
         present = self._note(step)
@@ -84,25 +80,8 @@ class NeverTrained(Checked):
         self.has_looked = 0 < len(ripe) == len(trained)  # those that came later may not be ripe yet
         all_trained = self.has_looked and not any(self._lives[key].reason for key in trained)
         self._seen = step.parameters if all_trained else None
-        yield from self._all_frozen(step)
         yield from self._over(step)
         yield from self._new(step, ripe, present)
-
-    def _without_steps(self, step: Step) -> Finding:
-        text = f"{step.backwards:,} backward passes, and no step of an optimizer"
-        then = "call optimizer.step() after backward()"
-        self.has_looked = True
-        return Finding(self.name, "error", step.number, text, None, "nothing is trained", then)
-
-    def _all_frozen(self, step: Step) -> Iterator[Finding]:
-        optimized = [one for one in step.parameters if one.steps]
-        self._frozen = self._frozen + 1 if optimized and not any(one.trainable for one in optimized) else 0
-        if self._frozen == _SAMPLES:
-            self.has_looked = True
-            text = "no parameter of the optimizer requires a gradient"
-            then = "call requires_grad_(True) on what is to be trained"
-            place = Place(-1, optimized[0].model, optimized[0].site, "parameter", "")
-            yield Finding(self.name, "error", step.number, text, place, "nothing is trained", then)
 
     def _note(self, step: Step) -> dict[Key, Parameter]:
         """Add what is known of each to its life; there may be facts for each optimizer that has stepped."""
@@ -131,6 +110,15 @@ class NeverTrained(Checked):
 
     def _new(self, step: Step, ripe: list[Key], present: dict[Key, Parameter]) -> Iterator[Finding]:
         """Those that are not trained and were not told of yet."""
+        for (model, reason), keys in self._untold(step, ripe).items():
+            found = [present[key] for key in keys]
+            whole = [one for one in present.values() if one.model == model and one.trainable]
+            finding = _finding(step, reason, found, self._severity(reason, found, whole))
+            self._told[finding] = reason, keys
+            yield finding
+
+    def _untold(self, step: Step, ripe: list[Key]) -> dict[tuple[str, str], list[Key]]:
+        """By model and reason."""
         told = {key for _, keys in self._told.values() for key in keys}
         groups: dict[tuple[str, str], list[Key]] = {}
         for key in ripe:
@@ -138,12 +126,7 @@ class NeverTrained(Checked):
             early = reason == _IDLE and step.number < self._lives[key].begun + _LATE
             if reason and not early and key not in told:
                 groups.setdefault((key[0], reason), []).append(key)
-        for (model, reason), keys in groups.items():
-            found = [present[key] for key in keys]
-            whole = [one for one in present.values() if one.model == model and one.trainable]
-            finding = _finding(step, reason, found, self._severity(reason, found, whole))
-            self._told[finding] = reason, keys
-            yield finding
+        return groups
 
     def _severity(self, reason: str, found: list[Parameter], model: list[Parameter]) -> str:
         if reason == _RATE:
@@ -154,9 +137,7 @@ class NeverTrained(Checked):
 
 
 def _finding(step: Step, reason: str, found: list[Parameter], severity: str) -> Finding:
-    first = found[0]
-    place = next((p for p in step.rows.places if (p.model, p.site) == (first.model, first.site)), None)
-    place = place or Place(-1, first.model, first.site, "parameter", "")
+    place = place_of(found[0].model, found[0].site, step)
     names = ", ".join(one.site for one in found[:4]) + (" …" if len(found) > 4 else "")
     text = f"{reason}: {names} ({counted(sum(one.size for one in found), 'value')})"
     why = "it is not trained: it keeps its initial values"

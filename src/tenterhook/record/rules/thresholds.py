@@ -53,3 +53,21 @@ AT_ONCE_STEPS, AT_ONCE_SHARE, AT_ONCE_LABELS = (
     8,
 )  # steps, of a guess's loss, labels in a batch; chosen, only for a note
 MOVING_SHARE, MOVING_CALLS = 0.25, 4  # steps with calls under no_grad; calls for each backward pass; chosen
+
+# Weights
+GROWTH_STEPS, GROWTH_TIMES = (
+    20,
+    6.0,
+)  # rms of weights; seen (in the issue): 15 – 247 on faulty ones, ≤ 2.5 else
+GROWTH_FLOOR, GROWTH_FEWEST = 1e-3, 1  # weights below that have to grow; how many others there must be; chosen
+OLD_GRADIENTS, OLD_GRADIENTS_OF = 5, 8  # steps with the gradients of the one before in them; chosen
+REPEATED_STEPS, REPEATED_STEPS_OF = 3, 8  # chosen: every second step is one, where it is by mistake
+DROPOUT_HIGH = 0.85  # chosen: who wants to keep 0.9, and says so, drops 0.9; published ones are up to 0.8
+CLIP_TIMES, CLIP_SHARE = 100.0, 0.5  # of the limit, and of the values; chosen
+CLIP_WARN, CLIP_NOTE = 16, 48  # samples in a row; chosen: norms are above a usual limit for long at first
+NORM_BATCH, NORM_VALUES = 2, 4096  # samples in a batch; values of a channel, from which on it is a note; chosen
+NORM_OFTEN, NORM_OF = 6, 8  # samples, for the last batch of an epoch may be small; chosen
+INPUT_RMS = 30.0  # of a feature; seen: ≤ 10 on standardised data and observations of games, 80 – 110 on bytes
+INPUT_OFTEN, INPUT_OF = 3, 8  # samples; chosen
+NOTHING_PASSES, NOTHING_SAMPLES = 10, 12  # backward passes without a step; samples of an optimizer; chosen
+CUT_SAMPLES = 12  # without a gradient; chosen, as for parameters that are never trained

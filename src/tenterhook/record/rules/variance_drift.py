@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.record.rule import Checked, Finding
-from tenterhook.record.rules._depth import steepest
+from tenterhook.record.rules._depth import by_model, steepest
 from tenterhook.record.step import Rows, Step
 
 _FACTOR = 100.0
@@ -23,21 +23,17 @@ class VarianceDrift(Checked):
 
     def __init__(self) -> None:
         self._models: set[str] = set()
-        self._upto = -1
 
     def look(self, step: Step) -> Iterator[Finding]:
-        """Each model at its first sample."""
-        outputs = step.of("output")
-        if not len(outputs) or int(outputs.which[-1]) <= self._upto:
+        """Each model at its first sample; each way to an output by itself."""
+        new = [chain for chain in by_model(step.chains) if chain[0][0] not in self._models]
+        if not new:
             return
-        self._upto = int(outputs.which[-1])
-        models: dict[str, list[int]] = {}
-        for i, place in enumerate(outputs.places):
-            if place.model not in self._models and place.kind.startswith(("Linear", "Conv")):
-                models.setdefault(place.model, []).append(i)
-        self._models |= {place.model for place in outputs.places}
-        for found in models.values():
-            yield from self._compare(step, outputs.where(np.array(found[:-1], np.int64)))
+        outputs = step.of("output")
+        at = {(p.model, p.site): i for i, p in enumerate(outputs.places) if p.kind.startswith(("Linear", "Conv"))}
+        for which in dict.fromkeys(tuple(at[layer] for layer in chain if layer in at) for chain in new):
+            yield from self._compare(step, outputs.where(np.array(which[:-1], np.int64)))
+        self._models |= {chain[0][0] for chain in new}
 
     def _compare(self, step: Step, rows: Rows) -> Iterator[Finding]:
         rows = rows.where((rows.std > 0) & (rows.infinite == 0))

@@ -1,6 +1,6 @@
 """Gradients that are exactly zero."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,16 +35,18 @@ class ZeroGradients(Checked):
             return
         self.has_looked = True
         silent = self._count(step, rows)
-        if not silent.any():
-            return
-        others = rows.where(~silent).places
-        new = self._new(rows, {(place.model, place.site) for place in others})
-        for model in dict.fromkeys(place.model for place in new):
-            found = [place for place in new if place.model == model]
-            beside = _is_beside(step, found, [place for place in others if place.model == model])
-            if not beside or min(self._silent[place.number] for place in found) >= _AGAIN:
-                self._told.update(place.number for place in found)
-                yield self._finding(step, found, beside)
+        if silent.any():
+            others = rows.where(~silent).places
+            new = self._new(rows, {(place.model, place.site) for place in others})
+            for model in dict.fromkeys(place.model for place in new):
+                yield from self._judge(step, *(_of(model, some) for some in (new, others)))
+
+    def _judge(self, step: Step, found: list[Place], others: list[Place]) -> Iterator[Finding]:
+        """Those of one model, unless they are a branch that may be idle for longer."""
+        beside = _is_beside(step, found, others)
+        if not beside or min(self._silent[place.number] for place in found) >= _AGAIN:
+            self._told.update(place.number for place in found)
+            yield self._finding(step, found, beside)
 
     def _count(self, step: Step, rows: Rows) -> NDArray[np.bool_]:
         """Count the samples for which each row has been silent: those that are now."""
@@ -81,6 +83,10 @@ class ZeroGradients(Checked):
         if more > 0:
             self._silent = np.concatenate([self._silent, np.zeros(more, np.int64)])
             self._before = np.concatenate([self._before, np.zeros(more, bool)])
+
+
+def _of(model: str, places: Sequence[Place]) -> list[Place]:
+    return [place for place in places if place.model == model]
 
 
 def _weight_of(site: str) -> str:

@@ -10,17 +10,20 @@ from tenterhook.platform.autograd import graph_task, saves_hooked
 from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_tracing
-from tenterhook.platform.layers import BatchNorm
+from tenterhook.platform.layers import BatchNorm, ConvNd
 from tenterhook.record.events import PartCalled
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
+from tenterhook.record.sources.layers import LayerOrder
 from tenterhook.record.sources.units import watcher_of
 from tenterhook.values.containers import children
 
 _DEEPEST, _MOST = 6, 64  # how deep structures are looked into, and how many tensors are taken from one
 _PART_CALLED = PartCalled()
+_LAYERS = (nn.Linear, ConvNd, nn.RNNBase)
+_INPUTS = 8  # samples in which the inputs of a layer are looked at
 
 
 class Hub(NamedTuple):
@@ -30,6 +33,7 @@ class Hub(NamedTuple):
     measuring: Measuring
     passes: Passes
     feed: Any  # the recorder's
+    layers: LayerOrder
 
 
 class OutputHook(Hook):
@@ -44,36 +48,61 @@ class OutputHook(Hook):
         self._outputs: dict[tuple[Any, ...], int] = {}  # the places of what it gives, by path
         self._gradients: dict[tuple[Any, ...], list[int]] = {}
         self._is_norm = isinstance(module, BatchNorm)
+        self._looks_at_inputs = _INPUTS if isinstance(module, _LAYERS) else 0  # how often, still
+        self._has_parameters = any(p is not None for p in module._parameters.values())
         self._units = watcher_of(module)
 
     @guarded
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        measuring = self._measuring
         with_graph = torch.is_grad_enabled()
-        again = graph_task() != -1
-        if (
-            is_tracing()
-            or not (with_graph or measuring.without_gradients)
-            or (again and saves_hooked(False) is not None)
-        ):
-            return  # an export, validation, or a checkpoint that runs its function again
-        if not again and measuring.micro.token.passes:
-            self._hub.feed(_PART_CALLED)
-        if type(output) is Tensor:
-            if output.is_cuda and self._units is None and not is_of_transform(output):
-                self._note(output)
-            else:
-                self._see((), output)
-        else:
+        if not with_graph:
+            self._note_silence(module)
+        if is_tracing() or not (with_graph or self._measuring.without_gradients):
+            return  # an export or validation
+        if graph_task() == -1:
+            if self._measuring.micro.token.passes:
+                self._hub.feed(_PART_CALLED)
+        elif saves_hooked(False) is not None:
+            return  # a checkpoint runs its function again
+        self._see_all(output)
+        self._measuring.micro.last = self._site
+        if with_graph:
+            self._look_at(module, args, output)
+
+    def _note_silence(self, module: nn.Module) -> None:
+        """Where a layer is in training mode, it may be by mistake that it is called without gradients."""
+        if module.training and self._has_parameters and graph_task() == -1:
+            self._measuring.micro.silent.add((self._model, self._site))
+
+    def _look_at(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_norm:
+            self._look_at_norm(module, output)
+        if self._has_parameters:
+            self._look_at_layer(module, args, output)
+
+    def _see_all(self, output: Any) -> None:
+        if type(output) is not Tensor:
             for path, tensor in tensors_in(output):
                 self._see(path, tensor)
-        measuring.micro.last = self._site
-        if self._is_norm and with_graph:
-            self._look_at_norm(module)
+        elif output.is_cuda and self._units is None and not is_of_transform(output):
+            self._note(output)
+        else:
+            self._see((), output)
 
-    def _look_at_norm(self, module: Any) -> None:
+    def _look_at_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        """See what it is beside its values: where in the model, and what it gets."""
+        self._hub.layers.note((self._model, self._site), module, output)
+        if self._looks_at_inputs and args and is_data(args[0]) and is_trained(module):
+            self._looks_at_inputs -= 1
+            size = largest_column(module, args[0])
+            self._measuring.micro.scalars.add(("input size", self._model, self._site), size)
+
+    def _look_at_norm(self, module: Any, output: Any) -> None:
         micro, at = self._measuring.micro, (self._model, self._site)
         micro.modes[at] = module.training
+        alone = module.training and not isinstance(module, nn.SyncBatchNorm)  # that looks at the batches of all ranks
+        if alone and isinstance(output, Tensor) and output.dim() > 1:
+            micro.batches[at] = len(output), output.numel() // max(1, output.shape[1])
         if module.affine and not any(p.requires_grad for p in module.parameters()):
             micro.frozen.add(at)
 
@@ -121,6 +150,25 @@ class OutputHook(Hook):
     def _place(self, path: Any, what: str, dtype: object) -> int:
         site = self._site + "".join(f"[{key}]" for key in path)
         return self._measuring.places.number(self._model, site, what, self._kind, dtype)
+
+
+def is_data(value: object) -> bool:
+    """Whether a layer gets this from outside of what is trained."""
+    if type(value) is not Tensor or value.requires_grad or not value.is_floating_point() or not value.numel():
+        return False
+    return value.layout is torch.strided and value.dim() > 1 and not is_of_transform(value)
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether a layer has parameters of its own that are not frozen."""
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
+
+
+def largest_column(module: nn.Module, value: Tensor) -> Tensor:
+    """The largest RMS of a feature, or channel."""
+    axis = -1 if not isinstance(module, ConvNd) else 1 if value.dim() == module.weight.dim() else 0
+    with torch.no_grad():
+        return value.detach().float().movedim(axis, -1).flatten(0, -2).square().mean(0).amax().sqrt()
 
 
 class WriteHook(Hook):

@@ -36,7 +36,7 @@ class TakesSteps(Protocol):
         """Its gradients are ready, and it is about to change the parameters."""
         ...
 
-    def after_step(self, known: Known) -> None:
+    def after_step(self, optimizer: Optimizer, known: Known) -> None:
         """It has."""
         ...
 
@@ -108,7 +108,7 @@ class Steps:
         if known is None:
             return
         if known.number in self._stepping():
-            self._taker.after_step(known)
+            self._taker.after_step(optimizer, known)
             self._taker.feed(Stepped(known.number))
         elif known.at_begin[0] == self.begun() and known.at_begin[1] != versions_of(optimizer):
             known.wraps = False  # it has stepped by itself

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -21,11 +21,13 @@ from tenterhook.platform.compiler import something_was_compiled
 from tenterhook.platform.engine import ENGINE, ENGINE_IN, what_is_asked
 from tenterhook.platform.hook_tables import is_ours
 from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, scripted
-from tenterhook.platform.losses import FAMILIES, ObservedLoss, can_be_observed
+from tenterhook.platform.losses import FAMILIES
+from tenterhook.platform.observed import CLIPS, DROPOUTS, Observed, observable
 from tenterhook.platform.optimizers import look_for_optimizers, note_optimizer
 from tenterhook.platform.scalers import scaler_classes
 from tenterhook.record.guard import Guard
 from tenterhook.record.sources.backward import Passes
+from tenterhook.record.sources.clipping import Clipping, Dropouts, listed
 from tenterhook.record.sources.losses import Losses
 from tenterhook.record.sources.scalers import Scalers
 from tenterhook.record.sources.steps import Steps
@@ -38,13 +40,16 @@ class Listeners(NamedTuple):
     scalers: Scalers
     passes: Passes
     losses: Losses
+    dropouts: Dropouts
+    clipping: Clipping
     guard: Guard
 
 
 Around = Callable[..., Any]
+_DROPOUTS = 1000  # calls that are told of: the first tell enough
 _lock = threading.Lock()
 _all: tuple[Listeners, ...] = ()
-_wrapped: list["Wrapped | ObservedLoss"] = []
+_wrapped: list["Wrapped | Observed"] = []
 
 
 class Wrapped:
@@ -86,7 +91,9 @@ def listen(new: Listeners) -> None:
         if not _all:
             look_for_optimizers()
         if not _all and not something_was_compiled():  # else it would be compiled again
-            _wrapped.extend(ObservedLoss(name, _loss) for name in FAMILIES if can_be_observed(name))
+            _observe(FAMILIES, _loss)
+            _observe(DROPOUTS, _dropout, calls=_DROPOUTS)
+            _observe(CLIPS, _clip)
         _all = (*_all, new)
         _wrap_new()
 
@@ -105,6 +112,11 @@ def look_for_scalers() -> None:
     with _lock:
         if _all:
             _wrap_new()
+
+
+def _observe(names: Iterable[str], around: Around, calls: int | None = None) -> None:
+    found = (function for name in names if (function := observable(name)) is not None)
+    _wrapped.extend(Observed(function, around, calls) for function in found)
 
 
 def _wrap_new() -> None:
@@ -143,6 +155,22 @@ def _loss(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
     for one in _all:
         one.losses.called(inner, args, kwargs, output)
     return output
+
+
+def _dropout(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
+    for one in _all:
+        one.dropouts.called(args, kwargs)
+    return inner(*args, **kwargs)
+
+
+def _clip(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = listed(args, kwargs)  # parameters may come from an iterator, which can be gone through once
+    for one in _all:
+        one.clipping.begins(inner.__name__, args, kwargs)
+    result = inner(*args, **kwargs)
+    for one in _all:
+        one.clipping.ends(inner.__name__, args, kwargs, result)
+    return result
 
 
 def _scale(inner: Around, /, *args: Any, **kwargs: Any) -> Any:
