@@ -170,14 +170,9 @@ class _Copy:
             return []
         changed = set(self.assigned)
         for i, one in enumerate(self.code):
-            if one.name.startswith("STORE_S") or self._writes(i):
+            if one.name.startswith("STORE_S") or _writes(self.flow, i):
                 changed.update(self.flow.written(i))
         return [name for name in arguments_of(self.original) if name in self.want.names - changed]
-
-    def _writes(self, i: int) -> bool:
-        """Whether the i-th instruction is a statement like `a.add_(1)`."""
-        method = self.flow.method(i) if self.code[i].name.startswith("CALL") and _is_statement(self.code, i) else ""
-        return method.endswith("_") and not method.endswith("__")
 
     # Assignments.
 
@@ -282,6 +277,12 @@ class _Copy:
 def _is_statement(code: Assembly, i: int) -> bool:
     """Whether nobody takes what the i-th instruction returns."""
     return i + 1 < len(code) and code[i + 1].name == "POP_TOP"
+
+
+def _writes(flow: Flow, i: int) -> bool:
+    """Whether the i-th instruction is a statement like `a.add_(1)`."""
+    is_call = flow.code[i].name.startswith("CALL") and _is_statement(flow.code, i)
+    return is_call and flow.method(i).endswith("_") and not flow.method(i).endswith("__")
 
 
 def _callee_depth(call: Instruction) -> int:
