@@ -53,7 +53,7 @@ class Inside:
         self.scope = session.scope
         self.patterns = Patterns()
         self.calls = Calls(self, session)
-        self.following = Following(self.patterns, lambda: filter(None, (ref() for ref in session.modules)))
+        self.following = Following(self.patterns, self._session)
         self._moment = Moment()
         self._taps: dict[tuple[int, str, int], list[InnerTap]] = {}
         self._ran: set[int] = set()  # the ids of the codes that ran
@@ -218,7 +218,7 @@ def new_value(taps: "list[InnerTap]", value: Any, since: CallStart | None = None
     """Have some taps look at a value that was just made, or change it. Returns what takes its place, or None."""
     changed = None
     for tap in taps:
-        new = tap.handle(value if changed is None else changed, since)
+        new = tap.came(value if changed is None else changed, since)
         changed = changed if new is None else new
     return changed
 

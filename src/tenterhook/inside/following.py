@@ -2,13 +2,14 @@
 
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
+from tenterhook.hooks.session import Session
 from tenterhook.inside.copies import ask, original, withdraw
 from tenterhook.inside.functions import functions_of, is_followed, what_runs
 from tenterhook.inside.instrument import codes_in
@@ -22,9 +23,9 @@ _CALLED_BY_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.Wra
 class Following:
     """The functions that one session has met."""
 
-    def __init__(self, patterns: Patterns, modules: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, patterns: Patterns, session: "weakref.ref[Session]") -> None:
         self._patterns = patterns
-        self._modules = modules  # of the model
+        self._session = session
         self._met: dict[int, weakref.ref[FunctionType]] = {}
         self._kinds: set[object] = set()  # what else was seen to be called
         self.refused: dict[str, str] = {}  # the names of those that cannot run a copy, and why
@@ -38,7 +39,9 @@ class Following:
         if self._patterns.probabilities:
             self.meet(nn.functional.multi_head_attention_forward)
         if self._patterns.all_helpers:
-            for module in {type(module): module for module in self._modules()}.values():
+            session = self._session()
+            modules = (ref() for ref in (session.modules if session is not None else ()))
+            for module in {type(module): module for module in modules}.values():
                 self.meet(module)
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from torch.jit import ScriptModule
 from tenterhook.addresses.grammar import split_number
 from tenterhook.addresses.sites import Site
 from tenterhook.addresses.why import why_never_called
+from tenterhook.hooks.gradients import CallStart
 from tenterhook.hooks.outputs import SCRIPTED, OutputTap
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.tap import Action, Tap
@@ -32,6 +33,13 @@ class InnerTap(OutputTap):
 
     def place(self, session: "Session") -> None:
         """Nothing: the engine calls it."""
+
+    def __call__(self, module: Any, args: Any, value: Any) -> Any:
+        return self.handle(value, None)
+
+    def came(self, value: Any, since: CallStart | None) -> Any:
+        """A value is assigned. Returns what takes its place, or None."""
+        return self.handle(value, since)
 
     def is_shown(self, others_came: bool) -> bool:
         asked = self.asked()

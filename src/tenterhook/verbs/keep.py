@@ -13,7 +13,7 @@ from torch.jit import ScriptModule
 
 from tenterhook.addresses.grammar import covers
 from tenterhook.addresses.sites import Site
-from tenterhook.hooks.gradients import Unsaved, later_site_first
+from tenterhook.hooks.gradients import CallStart, Unsaved, later_site_first
 from tenterhook.hooks.outputs import OutputTap
 from tenterhook.hooks.scope import Scope, here, not_watching
 from tenterhook.hooks.session import Session
@@ -273,6 +273,9 @@ class PlainInner(PlainOutput, InnerTap):
         self.how.log.append((self.number, call, moment.copy(value), None))  # type: ignore[union-attr]
         return None
 
+    def came(self, value: Any, since: CallStart | None) -> Any:
+        return self(None, (), value)
+
 
 class KeepGradients(Keep):
     """Keep gradients: one per call, leaf and backward pass."""
@@ -391,6 +394,9 @@ class PlainGradient(OutputTap):
 
 class PlainInnerGradient(PlainGradient, InnerTap):
     """The gradient of a value inside a forward, likewise."""
+
+    def came(self, value: Any, since: CallStart | None) -> Any:
+        return self(None, (), value)
 
 
 class _Together:
