@@ -5,13 +5,14 @@
 Once that is known, the parameters and gradients are measured after each pass, and the update before the next call.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from tenterhook.platform.modes import unrecorded
-from tenterhook.record.gather import Gather, has_values
+from tenterhook.record.gather import Gather, some_values
 from tenterhook.record.models import Models
 from tenterhook.record.places import Places
 from tenterhook.record.weights import Weights
@@ -67,15 +68,11 @@ class ByHand:
         found: Some = {}
         with torch.no_grad(), unrecorded():
             for model in self._models.all:
-                each = [(site, p) for site, p in model.each_parameter() if p.requires_grad and _is_readable(p)]
-                for site, p in each[:_PARAMETERS]:
-                    values = p.detach().reshape(-1)
-                    found[model.name, site] = values[:: max(1, values.numel() // _VALUES)][:_VALUES].clone()
+                trained = ((site, some_values(p, _VALUES)) for site, p in model.each_parameter() if p.requires_grad)
+                readable = ((site, some) for site, some in trained if some is not None)
+                for site, some in itertools.islice(readable, _PARAMETERS):
+                    found[model.name, site] = some.clone()
         return found
-
-
-def _is_readable(parameter: Tensor) -> bool:
-    return type(parameter.data) is Tensor and parameter.is_floating_point() and has_values(parameter)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

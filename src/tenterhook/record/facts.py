@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook.platform.modes import unrecorded
-from tenterhook.record.gather import has_values
+from tenterhook.record.gather import some_values
 from tenterhook.record.model import Model
 from tenterhook.record.models import Models
 from tenterhook.record.numbers import Scalars
@@ -54,10 +54,7 @@ def _fact(model: Model, site: str, p: Tensor, rate: float | None, trained: set[i
 
 
 def add_mark(scalars: Scalars, key: tuple[str, str], parameter: Tensor) -> None:
-    """Have a number on the host that tells of changes; not of what all ranks would have to read together."""
-    if type(parameter.data) is not Tensor or not parameter.is_floating_point() or not has_values(parameter):
-        return
+    """Have a number on the host that tells of changes."""
     with torch.no_grad(), unrecorded():
-        values = parameter.detach().reshape(-1)
-        some = values[:: max(1, values.numel() // _VALUES)][:_VALUES]
-        scalars.add(("mark", *key), some.double().sum())
+        if (some := some_values(parameter, _VALUES)) is not None:
+            scalars.add(("mark", *key), some.double().sum())

@@ -247,6 +247,14 @@ def has_values(tensor: Tensor) -> bool:
     return not is_zero_tensor(tensor) and tensor.untyped_storage().nbytes() > 0
 
 
+def some_values(parameter: Tensor, most: int) -> Tensor | None:
+    """A few values of a parameter, from all over it; None where they cannot be read, or not by one rank alone."""
+    if type(parameter.data) is not Tensor or not parameter.is_floating_point() or not has_values(parameter):
+        return None
+    values = parameter.detach().reshape(-1)
+    return values[:: max(1, values.numel() // most)][:most]
+
+
 def _flat(tensor: Tensor) -> Tensor:
     values = tensor.detach().view(-1)
     return values if values.dtype in (torch.float32, torch.float64) else values.float()

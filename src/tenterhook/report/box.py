@@ -35,25 +35,28 @@ def box(verdict: "Verdict", width: int, colour: bool, everything: bool) -> str:
 
 def _short(verdict: "Verdict", width: int) -> Iterator[Line]:
     """Findings by their causes, notes in a line each, and how much was checked."""
-    groups = verdict.groups
-    faults = [group for group in groups if worst_of(group) != "note"]
-    notes = [group for group in groups if worst_of(group) == "note"]
-    for heading, some in _by_model(faults[:_FINDINGS], verdict.about):
-        yield from heading
-        for group in some:
-            yield from [*_finding(group[0], width, worst_of(group)), *_also(group, width), []]
-    if more := [group[0]["rule"] for group in faults[_FINDINGS:]]:
-        yield from _wrapped("▲", f"{counted(len(more), 'more finding')}: {_tally(more)}", width, "warn")
-    if not faults:
-        yield from _nothing(verdict, width)
-    if len(notes) <= _NOTES:
-        yield from (_note(group, width) for group in notes)
-    else:
-        yield from _wrapped("●", f"{len(notes)} notes: {_tally(group[0]['rule'] for group in notes)}", width, "note")
+    faults = [group for group in verdict.groups if worst_of(group) != "note"]
+    yield from _faults(faults, verdict.about, width) if faults else _nothing(verdict, width)
+    yield from _notes([group for group in verdict.groups if worst_of(group) == "note"], width)
     if checked := _checked(verdict):
         yield from _wrapped("✔" if verdict.clean else "○", checked, width, "clean" if verdict.clean else "dim")
     for remark in verdict.remarks:
         yield from _wrapped("·", remark, width, "dim")
+
+
+def _faults(groups: list[list[Finding]], about: dict[str, str], width: int) -> Iterator[Line]:
+    for heading, some in _by_model(groups[:_FINDINGS], about):
+        yield from heading
+        for group in some:
+            yield from [*_finding(group[0], width, worst_of(group)), *_also(group, width), []]
+    if more := [group[0]["rule"] for group in groups[_FINDINGS:]]:
+        yield from _wrapped("▲", f"{counted(len(more), 'more finding')}: {_tally(more)}", width, "warn")
+
+
+def _notes(groups: list[list[Finding]], width: int) -> Iterable[Line]:
+    if len(groups) <= _NOTES:
+        return [_note(group, width) for group in groups]
+    return _wrapped("●", f"{len(groups)} notes: {_tally(group[0]['rule'] for group in groups)}", width, "note")
 
 
 def _all(verdict: "Verdict", width: int) -> Iterator[Line]:
