@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="run each bare and watched (all, without names)")
     parser.add_argument("--list", action="store_true", help="the names, styles and what is expected")
     parser.add_argument("--workers", type=int, default=1, help="how many at the same time (1)")
+    parser.add_argument("--device", default="cpu", help="where the trainings run (cpu)")
     parser.add_argument("--options", default="", help="for `tenterhook run`, e.g. --options='--every 10'")
     parser.add_argument("--table", type=Path, help="write a table as in docs/zoo.md to this file")
     parser.add_argument("--texts", action="store_true", help="print each finding in full")
@@ -39,11 +40,14 @@ def main() -> int:
         return _check([known[name] for name in options.names or known], options)
     if len(options.names) != 1:
         parser.error("name one training, or say --check or --list")
-    _train(known[options.names[0]])
+    _train(known[options.names[0]], options.device)
     return 0
 
 
-def _train(training: Training) -> None:
+def _train(training: Training, device: str) -> None:
+    if device != "cpu":
+        torch.set_default_device(device)
+        torch.use_deterministic_algorithms(True, warn_only=True)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -53,7 +57,7 @@ def _train(training: Training) -> None:
 def _digest(trained: Any) -> str:
     digest = hashlib.sha256()
     for tensor in _tensors(trained):
-        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -73,7 +77,7 @@ def _check(chosen: list[Training], options: argparse.Namespace) -> int:
     words = shlex.split(options.options)
     results = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for result in pool.map(lambda one: check(one, words), chosen):
+        for result in pool.map(lambda one: check(one, words, options.device), chosen):
             results.append(result)
             one = result.training
             print(f"{result.verdict:8}{one.name:40}{one.style:24}{_expected(one)} → {result.said or '–'}")

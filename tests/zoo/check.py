@@ -12,7 +12,7 @@ from tests.zoo.registry import Training
 
 ROOT = Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("TENTERHOOK")}
-ENV |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+ENV |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "COLUMNS": "100"}
 LIMIT = 180.0  # seconds for one training; more is a hang
 GOOD = ("named", "noted", "clean", "skipped")
 
@@ -32,15 +32,16 @@ class Result:
         return ", ".join(rule if level != "note" else f"({rule})" for rule, level in self.found.items())
 
 
-def check(training: Training, options: list[str]) -> Result:
+def check(training: Training, options: list[str], device: str = "cpu") -> Result:
     """Run it twice, and judge what was found."""
     if training.missing:
         return Result(training, "skipped", detail=f"{', '.join(training.missing)} is not installed")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            bare = _python("-m", "tests.zoo", training.name)
+            words = ("-m", "tests.zoo", training.name, "--device", device)
+            bare = _python(*words)
             ours = ("-m", "tenterhook", "run", "--out", folder, *options)
-            watched = _python(*ours, "-m", "tests.zoo", training.name)
+            watched = _python(*ours, *words)
         except subprocess.TimeoutExpired as error:
             return Result(training, "hangs", detail=f"{error.cmd} ran for more than {LIMIT:.0f} s")
         said = _differ(bare, watched)

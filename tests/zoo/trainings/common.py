@@ -23,13 +23,14 @@ def _digits() -> np.ndarray:
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Handwritten digits, 8 × 8, from 0 to 1: those to train on, and those to test with."""
-    table = torch.from_numpy(_digits())
+    table = torch.from_numpy(_digits()).to(torch.get_default_device())
     x, y = table[:, :64] / 16, table[:, 64].long()
     return x[:1400], y[:1400], x[1400:], y[1400:]
 
 
 def loader(x: Tensor, y: Tensor, size: int = 64, shuffle: bool = True) -> DataLoader:
-    return DataLoader(TensorDataset(x, y), batch_size=size, shuffle=shuffle)
+    generator = torch.Generator(x.device) if x.is_cuda else None
+    return DataLoader(TensorDataset(x, y), batch_size=size, shuffle=shuffle, generator=generator)
 
 
 def mlp(n_in: int = 64, n_out: int = 10, width: int = 128) -> nn.Sequential:
@@ -74,7 +75,7 @@ def test(model, x: Tensor, y: Tensor) -> None:
 
 def curve(many: int = 512) -> tuple[Tensor, Tensor]:
     """A regression: a noisy wave of four features."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     x = torch.randn(many, 4, generator=generator)
     y = torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3] + 0.05 * torch.randn(many, 1, generator=generator)
     return x, y
