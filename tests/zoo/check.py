@@ -44,8 +44,9 @@ def check(training: Training, options: list[str], device: str = "cpu") -> Result
             watched = _python(*ours, *words)
         except subprocess.TimeoutExpired as error:
             return Result(training, "hangs", detail=f"{error.cmd} ran for more than {LIMIT:.0f} s")
-        said = _differ(bare, watched)
-        if said:
+        if bare.returncode and device != "cpu":
+            return Result(training, "skipped", detail=f"it is not written for {device}")
+        if said := _differ(bare, watched):
             return Result(training, "changed", detail=said)
         return _judge(training, Path(folder))
 

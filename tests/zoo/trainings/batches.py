@@ -66,7 +66,7 @@ def features_and_labels_out_of_step():
 @fault("binary", *CHANCE)
 def two_classes_at_random():
     """two classes that have nothing to do with the features"""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     net = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(500):
@@ -95,7 +95,7 @@ def noisy_labels():
 @healthy("plain")
 def many_classes():
     """a hundred classes, few samples of each in a batch"""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     centres = torch.randn(100, 32, generator=generator)
     y = torch.randint(100, (4000,), generator=generator)
     x = centres[y] + 0.7 * torch.randn(4000, 32, generator=generator)
@@ -271,7 +271,7 @@ def a_corrupted_picture():
 @fault("tabular", "inputs not normalised", "wrong initial loss")
 def a_column_in_the_hundred_thousands():
     """a table with a column of incomes beside columns near one"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     x = torch.randn(2000, 8, generator=generator)
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).long()
     x[:, 3] = 50_000 + 20_000 * x[:, 3]
@@ -302,7 +302,7 @@ def unscaled_regression():
 @healthy("tabular")
 def standardised_table():
     """a table with its columns standardised"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     x = torch.randn(2000, 8, generator=generator) * torch.logspace(-2, 5, 8)
     y = (x[:, 0] / 1e-2 + x[:, 7] / 1e5 > 0).long()
     x = (x - x.mean(0)) / x.std(0)
@@ -314,7 +314,7 @@ def standardised_table():
 @healthy("tabular")
 def embeddings_of_categories():
     """columns of categories as embeddings, beside numbers"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     shop, day = (torch.randint(many, (3000,), generator=generator) for many in (500, 7))
     price = torch.randn(3000, 2, generator=generator)
     y = ((shop % 3 + day + price[:, 0] * 2) > 4).long()
@@ -364,7 +364,7 @@ def bytes_and_batch_norm():
 @fault("tabular", "targets in the inputs")
 def label_among_the_features():
     """the label is still a column of the table"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     x = torch.randn(3000, 8, generator=generator)
     y = torch.randint(3, (3000,), generator=generator)
     table = torch.cat([x, y[:, None].float() * 2 - 2], 1)
@@ -397,7 +397,7 @@ def target_among_the_features():
 @healthy("tabular")
 def easily_told_apart():
     """classes that are easily told apart: the loss is soon near zero"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     y = torch.randint(3, (3000,), generator=generator)
     x = torch.randn(3, 10, generator=generator)[y] * 3 + 0.5 * torch.randn(3000, 10, generator=generator)
     model = mlp(10, 3)

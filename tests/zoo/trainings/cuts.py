@@ -67,7 +67,7 @@ def encoder_under_no_grad():
 @fault("recurrent", *CUT)
 def embedding_in_data():
     """`.data` of an embedding goes into the recurrent layer"""
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(4)
     words = torch.randint(50, (2000, 6), generator=generator)
     labels = (words[:, 0] + words[:, 3]) % 5
     embed, rnn, head = nn.Embedding(50, 16), nn.GRU(16, 64, batch_first=True), nn.Linear(64, 5)

@@ -340,7 +340,7 @@ def flow_matching():
 @healthy("normalizing flow")
 def coupling_flow():
     """a normalizing flow of affine couplings: its loss, a negative log-likelihood, goes below zero"""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     angle = torch.rand(2048, 1, generator=generator) * 6.28
     points = torch.cat([angle.cos(), angle.sin()], 1) * 0.2 + 0.02 * torch.randn(2048, 2, generator=generator)
     halves = nn.ModuleList(nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 2)) for _ in range(6))

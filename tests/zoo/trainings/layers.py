@@ -112,7 +112,7 @@ def large_initial_weights():
 @fault("recurrent", "exploding gradients", "gradient spike", "loss spike", "early blow-up", "loss is NaN")
 def recurrent_explosion():
     """a linear recurrence of 60 steps with too large weights, and no clipping"""
-    x = torch.randn(512, 60, 4, generator=torch.Generator().manual_seed(6))
+    x = torch.randn(512, 60, 4, generator=torch.Generator(torch.get_default_device()).manual_seed(6))
     y = x[:, :, 0].sum(1, keepdim=True)
     rnn, head = nn.RNN(4, 32, nonlinearity="relu", batch_first=True), nn.Linear(32, 1)
     nn.init.normal_(rnn.weight_hh_l0, std=0.45)

@@ -195,7 +195,7 @@ def variance_without_a_floor():
 @healthy("regression")
 def gaussian_likelihood():
     """a mean and a variance, GaussianNLLLoss, which goes below zero"""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     x = torch.randn(1024, 4, generator=generator)
     y = 0.2 * torch.sin(x[:, :1]) + 0.02 * torch.randn(1024, 1, generator=generator)
     body, mean, spread = nn.Sequential(nn.Linear(4, 64), nn.Tanh()), nn.Linear(64, 1), nn.Linear(64, 1)

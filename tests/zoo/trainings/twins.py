@@ -13,7 +13,7 @@ from tests.zoo.trainings.common import CNN, curve, digits, fit, loader, mlp, tes
 
 def _letters() -> tuple[torch.Tensor, int]:
     """A text of letters in which each depends on the one before."""
-    generator = torch.Generator().manual_seed(8)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(8)
     table = torch.softmax(3 * torch.randn(40, 40, generator=generator), 1)
     found = [0]
     for _ in range(6000):
@@ -59,7 +59,7 @@ def word_language_model():
 @healthy("binary")
 def click_through_rate():
     """clicks of three in a hundred, hardly to be foreseen: the loss ends just below the entropy of the labels"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     x = torch.randn(20_000, 10, generator=generator)
     y = (torch.rand(20_000, 1, generator=generator) < torch.sigmoid(x[:, :1] - 4)).float()
     model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -338,7 +338,7 @@ def batches_of_four():
 @healthy("tabular")
 def batch_norm_first():
     """a raw table with columns of all sizes, and a BatchNorm before everything else"""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     x = torch.randn(3000, 6, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
     x = x * torch.logspace(-2, 5, 6) + torch.logspace(0, 6, 6)
