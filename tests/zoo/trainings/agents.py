@@ -116,14 +116,14 @@ def ppo():
     return _ppo(agent, torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5), entropy=0.01)
 
 
-@fault("PPO", "learning rate too high", "early blow-up", "update-to-weight ratio")
+@fault("PPO", "learning rate too high")
 def ppo_rate_too_high():
     """PPO with learning rate 1"""
     agent = ActorCritic()
     return _ppo(agent, torch.optim.Adam(agent.parameters(), lr=1.0), updates=12)
 
 
-@fault("PPO", "parameter never trained", "nothing is trained")
+@fault("PPO", "parameter never trained")
 def ppo_without_the_critic():
     """the optimizer has the actor only"""
     agent = ActorCritic()
@@ -233,7 +233,7 @@ def dqn():
     return _dqn(network, target, torch.optim.Adam(network.parameters(), lr=1e-3))
 
 
-@fault("DQN", "learning rate too high", "early blow-up", "update-to-weight ratio")
+@fault("DQN", "learning rate too high")
 def dqn_rate_too_high():
     """DQN with learning rate 1"""
     network, target = mlp_q(), mlp_q()
@@ -249,7 +249,7 @@ def dqn_without_zeroing():
     return _dqn(network, target, torch.optim.Adam(network.parameters(), lr=1e-3), zero=False, steps=2500)
 
 
-@fault("DQN", "parameter never trained", "nothing is trained")
+@fault("DQN", "parameter never trained")
 def dqn_trains_the_target():
     """the optimizer has the parameters of the target network"""
     network, target = mlp_q(), mlp_q()

@@ -10,11 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.zoo.registry import fault, healthy
 from tests.zoo.trainings.common import CNN, curve, digits, fit, loader, mlp, test
 
-NAN = ("loss is NaN", "non-finite values", "bad batch")
-CHANCE = ("no better than chance", "loss not falling")
 
-
-@fault("plain", *CHANCE)
+@fault("plain", "no better than chance")
 def labels_shuffled():
     """the labels are shuffled, the pictures are not, and each epoch again"""
     x, y, *held = digits()
@@ -26,7 +23,7 @@ def labels_shuffled():
     return model
 
 
-@fault("plain", *CHANCE)
+@fault("plain", "no better than chance")
 def labels_random():
     """random labels in a stream of samples"""
     model = CNN()
@@ -44,7 +41,7 @@ def labels_random():
     return model
 
 
-@fault("plain", *CHANCE)
+@fault("plain", "no better than chance")
 def features_and_labels_out_of_step():
     """two loaders that shuffle by themselves: one for the features, one for the labels"""
     x, y, *held = digits()
@@ -63,7 +60,7 @@ def features_and_labels_out_of_step():
     return model
 
 
-@fault("binary", *CHANCE)
+@fault("binary", "no better than chance")
 def two_classes_at_random():
     """two classes that have nothing to do with the features"""
     generator = torch.Generator(torch.get_default_device()).manual_seed(3)
@@ -214,7 +211,7 @@ def full_batch():
 # single samples
 
 
-@fault("plain", *NAN)
+@fault("plain", "bad batch")
 def a_nan_in_the_data():
     """one value of one picture is NaN"""
     x, y, *held = digits()
@@ -226,7 +223,7 @@ def a_nan_in_the_data():
     return model
 
 
-@fault("regression", *NAN)
+@fault("regression", "bad batch")
 def an_infinite_target():
     """one target is infinite"""
     x, y = curve()
@@ -236,7 +233,7 @@ def an_infinite_target():
     return net
 
 
-@fault("regression", "bad batch", "loss spike", "gradient spike")
+@fault("regression", "bad batch", "loss spike")
 def an_absurd_target():
     """one target is a million times too large, and comes once, late"""
     x, y = curve(12_800)
@@ -252,7 +249,7 @@ def an_absurd_target():
     return net
 
 
-@fault("plain", "bad batch", "loss spike", "gradient spike")
+@fault("plain", "bad batch", "loss spike")
 def a_corrupted_picture():
     """one picture in a thousand has values a hundred thousand times too large"""
     x, y, *held = digits()
@@ -268,7 +265,7 @@ def a_corrupted_picture():
 # scale
 
 
-@fault("tabular", "inputs not normalised", "wrong initial loss")
+@fault("tabular", "inputs not normalised")
 def a_column_in_the_hundred_thousands():
     """a table with a column of incomes beside columns near one"""
     generator = torch.Generator(torch.get_default_device()).manual_seed(2)
@@ -280,7 +277,7 @@ def a_column_in_the_hundred_thousands():
     return model
 
 
-@fault("plain", "inputs not normalised", "wrong initial loss")
+@fault("plain", "inputs not normalised")
 def pictures_from_0_to_255():
     """bytes as they are, with SGD"""
     x, y, *held = digits()

@@ -8,8 +8,6 @@ from torch.nn import functional as F
 from tests.zoo.registry import fault, healthy
 from tests.zoo.trainings.common import CNN, curve, digits, forever, loader, mlp, test
 
-TOO_HIGH = ("learning rate too high", "early blow-up", "update-to-weight ratio")
-
 
 @healthy("AMP")
 def amp_with_scaler():
@@ -51,7 +49,7 @@ def bfloat16_autocast():
     return model
 
 
-@fault("AMP", "non-finite values", "loss is NaN", "low-precision headroom")
+@fault("AMP", "non-finite values")
 def float16_overflows():
     """features too large for float16: the GradScaler leaves out every step"""
     x, y, *_ = digits()
@@ -121,7 +119,7 @@ def manual_sgd_with_data():
     return model
 
 
-@fault("manual SGD", *TOO_HIGH, "loss is NaN")
+@fault("manual SGD", "learning rate too high")
 def manual_sgd_rate_too_high():
     """a manual step with learning rate 30"""
     x, y, *held = digits()
@@ -139,7 +137,7 @@ def manual_sgd_rate_too_high():
     return model
 
 
-@fault("manual SGD", "loss without a floor", "loss not falling", "early blow-up", "loss is NaN")
+@fault("manual SGD", "exploding gradients")
 def manual_sgd_uphill():
     """`p += lr * p.grad`"""
     x, y, *held = digits()

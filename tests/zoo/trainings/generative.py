@@ -7,8 +7,6 @@ from torch.nn import functional as F
 from tests.zoo.registry import fault, healthy
 from tests.zoo.trainings.common import digits, loader
 
-TOO_HIGH = ("learning rate too high", "early blow-up", "update-to-weight ratio")
-
 
 def _generator() -> nn.Sequential:
     layers = [nn.Linear(16, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
@@ -105,7 +103,7 @@ def info_gan():
     return [generator, body, judge, code]
 
 
-@fault("GAN", "parameter never trained", "cut off from the loss", "nothing is trained")
+@fault("GAN", "cut off from the loss")
 def generator_gets_detached():
     """`fake.detach()` also where the generator is trained"""
     x, y, *_ = digits()
@@ -128,7 +126,7 @@ def generator_gets_detached():
     return [netG, netD]
 
 
-@fault("GAN", "parameter never trained", "nothing is trained", "updated twice")
+@fault("GAN", "parameter never trained")
 def both_optimizers_have_the_discriminator():
     """`optG` was made with the parameters of the discriminator"""
     x, y, *_ = digits()
@@ -151,7 +149,7 @@ def both_optimizers_have_the_discriminator():
     return [netG, netD]
 
 
-@fault("GAN", *TOO_HIGH)
+@fault("GAN", "learning rate too high")
 def gan_rate_too_high():
     """a GAN with learning rate 0.5"""
     x, y, *_ = digits()
@@ -206,7 +204,7 @@ def vae():
     return model
 
 
-@fault("VAE", "loss without a floor", "loss is NaN", "non-finite values", "early blow-up")
+@fault("VAE", "loss without a floor")
 def vae_with_the_wrong_sign():
     """the KL divergence is subtracted"""
     x, y, *_ = digits()
@@ -224,7 +222,7 @@ def vae_with_the_wrong_sign():
     return model
 
 
-@fault("VAE", "loss without a floor", "inputs not normalised")
+@fault("VAE", "loss without a floor")
 def vae_of_unscaled_pictures():
     """binary cross entropy with targets from 0 to 255: it has no floor"""
     x, y, *_ = digits()
@@ -284,7 +282,7 @@ def diffusion():
     return [model, average, sample]
 
 
-@fault("diffusion", *TOO_HIGH)
+@fault("diffusion", "learning rate too high")
 def diffusion_rate_too_high():
     """a denoiser with learning rate 1"""
     x, y, *_ = digits()
@@ -302,7 +300,7 @@ def diffusion_rate_too_high():
     return model
 
 
-@fault("diffusion", "no better than chance", "loss not falling")
+@fault("diffusion", "no better than chance")
 def diffusion_with_other_noise():
     """the target is noise that was drawn again"""
     x, y, *_ = digits()

@@ -7,8 +7,6 @@ from torch.nn import functional as F
 from tests.zoo.registry import fault, healthy
 from tests.zoo.trainings.common import CNN, curve, digits, fit, loader, mlp, test
 
-TOO_HIGH = ("learning rate too high", "early blow-up", "update-to-weight ratio")
-
 
 @healthy("plain")
 def mlp_adam():
@@ -70,7 +68,7 @@ def mlp_rmsprop():
     return model
 
 
-@fault("plain", *TOO_HIGH)
+@fault("plain", "learning rate too high")
 def adam_rate_too_high():
     """learning rate 1 with Adam"""
     x, y, *held = digits()
@@ -80,7 +78,7 @@ def adam_rate_too_high():
     return model
 
 
-@fault("plain", *TOO_HIGH)
+@fault("plain", "learning rate too high")
 def adamw_rate_too_high():
     """learning rate 1 with AdamW, a CNN"""
     x, y, *held = digits()
@@ -90,7 +88,7 @@ def adamw_rate_too_high():
     return network
 
 
-@fault("plain", *TOO_HIGH)
+@fault("plain", "learning rate too high")
 def adadelta_rate_too_high():
     """learning rate 1000 with Adadelta"""
     x, y, *held = digits()
@@ -100,7 +98,7 @@ def adadelta_rate_too_high():
     return model
 
 
-@fault("plain", *TOO_HIGH, "loss is NaN")
+@fault("plain", "learning rate too high")
 def sgd_rate_too_high():
     """learning rate 50 with SGD"""
     x, y, *held = digits()
@@ -110,7 +108,7 @@ def sgd_rate_too_high():
     return model
 
 
-@fault("regression", *TOO_HIGH, "loss is NaN", "non-finite values")
+@fault("regression", "learning rate too high")
 def regression_diverges():
     """a mean squared error that explodes to NaN within twenty steps"""
     x, y = curve()
@@ -141,7 +139,7 @@ def regression_whole_set():
     return net
 
 
-@fault("regression", *TOO_HIGH)
+@fault("regression", "early blow-up")
 def regression_jumps_about():
     """learning rate 0.3 with Adam: the loss blows up at once and comes back slowly"""
     x, y = curve()
@@ -151,7 +149,7 @@ def regression_jumps_about():
     return net
 
 
-@fault("schedules", "loss spike", "gradient spike", "learning rate too high", "update-to-weight ratio")
+@fault("schedules", "learning rate too high", "loss spike")
 def rate_jumps():
     """a schedule with a wrong unit: after 200 steps the learning rate is a thousand times larger"""
     x, y, *held = digits()
@@ -170,7 +168,7 @@ def rate_jumps():
     return model
 
 
-@fault("plain", "update-to-weight ratio", "loss not falling", "no better than chance")
+@fault("plain", "update-to-weight ratio")
 def sgd_rate_too_low():
     """learning rate 1e-7"""
     x, y, *held = digits()
@@ -190,7 +188,7 @@ def bfloat16_weights_stand_still():
     return model
 
 
-@fault("schedules", "learning rate gone", "update-to-weight ratio")
+@fault("schedules", "learning rate gone")
 def decayed_each_batch():
     """ExponentialLR(0.9), meant for epochs, steps with every batch"""
     x, y, *held = digits()
@@ -228,7 +226,7 @@ def decayed_each_epoch():
     return model
 
 
-@fault("schedules", "learning rate gone", "update-to-weight ratio")
+@fault("schedules", "learning rate gone")
 def schedule_counted_in_epochs():
     """a linear decay to zero over 20 "epochs", stepped with every batch"""
     x, y, *held = digits()
@@ -247,7 +245,7 @@ def schedule_counted_in_epochs():
     return model
 
 
-@fault("schedules", "learning rate gone", "update-to-weight ratio")
+@fault("schedules", "learning rate gone")
 def plateau_too_eager():
     """ReduceLROnPlateau with patience 0, on the noisy loss of each batch"""
     x, y, *held = digits()

@@ -92,7 +92,7 @@ def gradual_unfreezing():
     return model
 
 
-@fault("fine-tuning", "parameter never trained", "nothing is trained")
+@fault("fine-tuning", "parameter never trained")
 def new_head_not_in_the_optimizer():
     """the head is exchanged after the optimizer was made"""
     x, y, *held = digits()
@@ -104,7 +104,7 @@ def new_head_not_in_the_optimizer():
     return model
 
 
-@fault("fine-tuning", "learning rate too high", "early blow-up", "update-to-weight ratio")
+@fault("fine-tuning", "gradient spike", "learning rate too high")
 def fine_tuning_rate_too_high():
     """a pretrained model is fine-tuned with learning rate 1 and Adam, and forgets everything"""
     x, y, *held = digits()
@@ -307,7 +307,7 @@ def reptile():
     return model
 
 
-@fault("meta-learning", "parameter never trained", "nothing is trained")
+@fault("meta-learning", "nothing is trained")
 def maml_never_steps():
     """MAML whose outer step is forgotten"""
     model = nn.Sequential(nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 1))
