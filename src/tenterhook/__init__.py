@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenterhook.addresses.sites import Site as Site
+    from tenterhook.birth.birth import Birth as Birth
+    from tenterhook.birth.find import find_first as find_first
+    from tenterhook.birth.find import find_nonfinite as find_nonfinite
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
     from tenterhook.errors import EditError as EditError
+    from tenterhook.errors import NonFiniteError as NonFiniteError
     from tenterhook.errors import NotSeenError as NotSeenError
     from tenterhook.errors import OverwrittenError as OverwrittenError
     from tenterhook.errors import RunError as RunError
@@ -49,6 +53,9 @@ _HOMES = {
     "load_edits": "verbs.edit_file",
     "sweep": "verbs.sweep",
     "sites": "verbs.sites",
+    "find_nonfinite": "birth.find",
+    "find_first": "birth.find",
+    "Birth": "birth.birth",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",
@@ -61,6 +68,7 @@ _HOMES = {
     "AddressError": "errors",
     "AmbiguousError": "errors",
     "EditError": "errors",
+    "NonFiniteError": "errors",
     "NotSeenError": "errors",
     "OverwrittenError": "errors",
     "RunError": "errors",
