@@ -291,9 +291,15 @@ def log_in_place(model):
     model(x()).sum().backward()
 
 
-@case(
-    "exp", "exp of 200", inside(lambda value: checkpoint(lambda v: torch.exp(v * 0 + 200), value, use_reentrant=False))
-)  # born
+def checkpointed_exp(value):
+    return checkpoint(large_exp, value, use_reentrant=False)
+
+
+def large_exp(value):
+    return torch.exp(value * 0 + 200)  # born
+
+
+@case("exp", "exp of 200", inside(checkpointed_exp))
 def in_a_checkpoint(model):
     """exp overflows in a checkpointed part"""
     model(x()).sum().backward()
@@ -435,9 +441,15 @@ def own_function(model):
     Bad.apply(model(x())).sum().backward()
 
 
-@case(
-    "sqrt", "division by zero", inside(lambda v: checkpoint(lambda u: (u * 0).sqrt(), v, use_reentrant=False))
-)  # graph
+def checkpointed_root(value):
+    return checkpoint(root_of_zero, value, use_reentrant=False)
+
+
+def root_of_zero(value):
+    return (value * 0).sqrt()  # graph
+
+
+@case("sqrt", "division by zero", inside(checkpointed_root))
 def backward_of_a_checkpoint(model):
     """a gradient at 0, in a part that is run again in the backward"""
     model(x()).sum().backward()
