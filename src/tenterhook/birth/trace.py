@@ -26,7 +26,12 @@ from tenterhook.platform.checkpoints import checkpoints
 Bad = Callable[[Tensor], Kinds]
 _DATA = ("input", "parameter")  # names of what no mask is
 _MOST_INPUTS = 6  # of one operation that are described
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 _BEGINS_BACKWARD = torch.ops.aten.ones_like.default  # of the loss
+
+
+class CannotRunAgain(Exception):
+    """Why code cannot be run once more without changing what the program does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace in _COLLECTIVES:
+            raise CannotRunAgain(f"{func._schema.name} waits for other processes")
         flat, _ = tree_flatten((args, kwargs))
         inputs = [one for one in flat if is_checked(one)]
         parents = tuple(made for one in inputs if (made := self._looked_at(one)) is not None)
