@@ -1,5 +1,7 @@
 """The collection of small faulty models: the line, the operation and the cause of each are found."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,3 +29,9 @@ def test_what_is_legitimate_raises_nothing(case):
     model = case.make()
     with find_nonfinite(model):
         case.run(model)
+
+
+def test_the_page_has_them_all():
+    page = (Path(__file__).parents[2] / "docs/births.md").read_text()
+    assert [case.name for case in (*CASES, *CLEAN) if f"| {case.about} |" not in page] == []
+    assert len(CASES) >= 30

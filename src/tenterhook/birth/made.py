@@ -105,6 +105,6 @@ def told(bad: Tensor) -> str:
     """How many elements are bad, and where the first of them is; `bad` is a mask."""
     many = int(bad.sum())
     if not bad.dim():
-        return "its value"
+        return "its only value"
     first = bad.nonzero()[0].tolist()
     return f"{many:,} of {counted(bad.numel(), 'value')}, the first at {first}"
