@@ -223,7 +223,7 @@ def test_the_profiler_of_torch_sees_the_same_operations_and_functions(tmp_path):
     for selector in SELECTORS:
         seen, named = profiled(watched(selector))
         assert named == functions and not (seen - operations).keys() - ours and not operations - seen
-        seen, named = profiled(lambda model, selector=selector: observe(model, {selector: lambda site, value: None}))
+        seen, named = profiled(lambda model, selector=selector: observe(model, {selector: lambda value, site: None}))
         assert named == functions and not (seen - operations).keys() - {"aten::detach"} and not operations - seen
 
 
