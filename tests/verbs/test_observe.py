@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import AddressError, TenterhookWarning, capture, observe
+from tenterhook import AddressError, TenterhookWarning, capture, edit, observe
 
 
 def mlp():
@@ -26,6 +26,31 @@ def test_the_function_gets_the_site_and_the_value_of_each_call():
     assert not got[0][1].requires_grad
     assert got[1][2] is model[2]
     assert [row[:2] for row in watching.report()] == [("0", "2×"), ("2", "2×")]
+
+
+def test_a_function_takes_the_value_and_if_it_wants_the_site():
+    model, got = mlp(), []
+
+    class Looks:
+        def __call__(self, value, site=None):
+            got.append(("object", str(site)))
+
+    def either(value, *, sink=got):
+        sink.append(("value", tuple(value.shape)))
+
+    looks = {"0": either, "1": Looks(), "2": lambda value, where: got.append(("both", str(where)))}
+    with observe(model, looks), observe(model, {"2": got.append}):
+        model(x)
+    assert got[:3] == [("value", (3, 8)), ("object", "1@0"), ("both", "2@0")]
+    assert isinstance(got[3], torch.Tensor)
+
+
+@pytest.mark.parametrize("look", [lambda site, value: None, lambda address, v: None])
+def test_the_order_of_earlier_versions_is_refused(look):
+    with pytest.raises(TypeError, match=r"0: a function is called with \(value, site\), the value first.*: write \(v"):
+        observe(mlp(), {"0": look})
+    with pytest.raises(TypeError, match=r"0: a function is called with \(value, site\), the value first"):
+        edit(mlp(), {"0": look})
 
 
 def test_gradients_inputs_leaves_and_calls():

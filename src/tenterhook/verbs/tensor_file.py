@@ -22,9 +22,10 @@ class TensorFile:
         """Write tensors that share no memory, and what goes into the header."""
         if not Path(file).parent.is_dir():
             raise self.error(f"{file} cannot be written: there is no folder {Path(file).parent}")
+        safetensors = _safetensors(self.what)
         try:
-            _safetensors(self.what).torch.save_file(tensors, file, metadata={self.key: json.dumps(content)})
-        except (ValueError, RuntimeError, OSError) as error:
+            safetensors.torch.save_file(tensors, file, metadata={self.key: json.dumps(content)})
+        except (ValueError, RuntimeError, OSError, safetensors.SafetensorError) as error:
             raise self.error(f"{self.what} cannot be saved: {error}") from error
 
     def read(self, file: str | Path) -> tuple[Any, dict[str, Tensor]]:
