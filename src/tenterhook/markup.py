@@ -46,19 +46,19 @@ def folded(summary: str, inside: str) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
     """A table under a header; `right`: the columns that line up at the right. What is over SHOWN rows is folded."""
-    widths = [min(_WIDEST, max(len(row[i]) for row in (header, *rows))) for i in range(len(header))]
-    columns = [_column(i, width, i in right) for i, width in enumerate(widths)]
     if len(rows) <= SHOWN + 4:  # nobody is helped by three rows less
-        return _table(header, rows, columns)
+        return _table(header, rows, [_column(i, i in right) for i in range(len(header))])
+    widths = [min(_WIDEST, max(len(row[i]) for row in (header, *rows))) for i in range(len(header))]
+    columns = [f"{_column(i, i in right)}min-width:{width}ch;" for i, width in enumerate(widths)]
     rest = _table((), rows[SHOWN:], columns)
     return _table(header, rows[:SHOWN], columns) + folded(f"{len(rows) - SHOWN:,} more rows", rest)
 
 
-def _column(i: int, width: int, is_right: bool) -> str:
-    """The style of its cells: two tables with the same columns line up."""
+def _column(i: int, is_right: bool) -> str:
+    """The style of its cells; with a width, the columns of two tables line up."""
     font = _MONO if i == 0 else ""
     align = "right" if is_right else "left"
-    return f"text-align:{align};vertical-align:top;padding:2px 20px 2px 0;border:0;min-width:{width}ch;{font}"
+    return f"text-align:{align};vertical-align:top;padding:2px 16px 2px 0;border:0;{font}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:

@@ -183,8 +183,8 @@ class watch:
         if recording is None:
             return f"<watch of {type(self._model).__name__}, to be recorded in {self._to}>"
         if recording.is_open:
-            found = counted(len(self.findings), "finding")
-            return f"<watch of {type(self._model).__name__} in {self._to}: {recording.log.steps} steps so far, {found}>"
+            found, so_far = counted(len(self.findings), "finding"), counted(recording.log.steps, "step")
+            return f"<watch of {type(self._model).__name__} in {self._to}: {so_far} so far, {found}>"
         return str(self.verdict())
 
     def _repr_html_(self) -> str | None:
