@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tenterhook.addresses.sites import Site as Site
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
+    from tenterhook.errors import CaptureError as CaptureError
     from tenterhook.errors import EditError as EditError
     from tenterhook.errors import NotSeenError as NotSeenError
     from tenterhook.errors import OverwrittenError as OverwrittenError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tenterhook.store.run import Run as Run
     from tenterhook.store.run import open_run as open_run
     from tenterhook.verbs.capture import capture as capture
+    from tenterhook.verbs.capture_file import load_capture as load_capture
     from tenterhook.verbs.captured import Captured as Captured
     from tenterhook.verbs.edit import edit as edit
     from tenterhook.verbs.edit_file import load_edits as load_edits
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "capture": "verbs.capture",
     "Captured": "verbs.captured",
+    "load_capture": "verbs.capture_file",
     "observe": "verbs.observe",
     "edit": "verbs.edit",
     "load_edits": "verbs.edit_file",
@@ -60,6 +63,7 @@ _HOMES = {
     "TenterhookWarning": "errors",
     "AddressError": "errors",
     "AmbiguousError": "errors",
+    "CaptureError": "errors",
     "EditError": "errors",
     "NotSeenError": "errors",
     "OverwrittenError": "errors",

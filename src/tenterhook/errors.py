@@ -6,6 +6,7 @@
     ├── AmbiguousError    (LookupError)   the address means several values
     ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
     ├── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
+    ├── CaptureError      (ValueError)    captured values that cannot be written to a file, or read from one
     └── RunError          (ValueError)    a recorded run that cannot be read
     TenterhookWarning     (UserWarning)   something asked for had no effect
 
@@ -38,6 +39,10 @@ class OverwrittenError(TenterhookError, RuntimeError):
 
 class EditError(TenterhookError, RuntimeError):
     """A change that cannot be made at an address, or that gave something the model cannot go on with."""
+
+
+class CaptureError(TenterhookError, ValueError):
+    """Captured values that cannot be written to a file, or a file of them that cannot be read."""
 
 
 class RunError(TenterhookError, ValueError):

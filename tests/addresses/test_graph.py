@@ -72,7 +72,7 @@ def test_several_backwards_functions_and_observers():
     shown = []
     with (
         capture(y, "grad(0)") as seen,
-        observe(y, {"grad(0)": lambda site, grad: shown.append((str(site), grad.tolist()))}),
+        observe(y, {"grad(0)": lambda grad, site: shown.append((str(site), grad.tolist()))}),
     ):
         y.backward(retain_graph=True)
         (3 * y).backward(retain_graph=True)

@@ -176,7 +176,7 @@ def test_looking_at_variables_lets_go_of_them():
         return z
 
     model = module_of(forward)
-    for session in (observe(model, {"./y": lambda site, value: None}), edit(model, {"./y@9": zero()})):
+    for session in (observe(model, {"./y": lambda value, site: None}), edit(model, {"./y@9": zero()})):
         alive.clear()
         with contextlib.suppress(TenterhookWarning), session:
             model(X)

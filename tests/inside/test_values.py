@@ -83,7 +83,7 @@ def test_observe_patch_save_and_sweep_inside(tmp_path):
     from tenterhook import load_edits
 
     model, came = Residual(), []
-    with observe(model, {"./h": lambda site, v: came.append((str(site), site.text))}):
+    with observe(model, {"./h": lambda v, site: came.append((str(site), site.text))}):
         model(X)
     assert came == [("./h@0", "h = self.fc(y)"), ("./h#1@0", "h = F.gelu(h)")]
     with pytest.warns(TenterhookWarning, match=r"\./nothing was never observed: no value of that name came"):

@@ -167,9 +167,9 @@ def test_lookups_by_glob_class_module_and_predicate():
         model(x)
     assert len(seen.calls("**<Linear>")) == 2
     assert len(seen.calls(nn.Linear)) == 2
-    assert torch.equal(seen["**<ReLU>"], seen["1"])
+    assert list(seen["**<ReLU>"]) == ["1"] and torch.equal(seen["**<ReLU>"]["1"], seen["1"])
     assert torch.equal(seen[model[2]], seen["2"])
-    assert torch.equal(seen[lambda name, module: name == "2"], seen["2"])
+    assert torch.equal(seen[lambda name, module: name == "2"]["2"], seen["2"])
     assert "2" in seen and "0:in" not in seen and "nonsense" not in seen and 3 not in seen
 
 
@@ -279,7 +279,10 @@ def test_a_captured_says_what_it_is():
     with capture(model, "0", "grad(0)") as seen:
         model(x)
         model(x)
-    assert repr(seen) == "<captured 2 values at 1 of 2 addresses>"
+    assert repr(seen).splitlines() == [
+        "captured 2 values (192 B) at 1 of 2 addresses",
+        *str(seen.report()).splitlines(),
+    ]
 
 
 def test_calls_of_which_nothing_could_be_kept_are_counted():

@@ -196,7 +196,7 @@ def test_no_grad_and_inference_pay_no_attention_to_checkpoints():
         lambda model: contextlib.nullcontext(),
         lambda model: capture(model, "layer", "layer:in"),
         lambda model: capture(model, "layer", reduce=lambda v: v.clone().mul(2).to(torch.float32)),
-        lambda model: observe(model, {"layer": lambda site, v: v.clone().mul(2).to(torch.float32)}),
+        lambda model: observe(model, {"layer": lambda v, site: v.clone().mul(2).to(torch.float32)}),
     ],
     ids=["nothing", "capture", "reduce", "observe"],
 )

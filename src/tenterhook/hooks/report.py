@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from tenterhook import markup
 from tenterhook.platform import compiler
 from tenterhook.tables import Table
 
@@ -32,14 +33,19 @@ class Report:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        return "\n".join([str(self._table()), *(f"note: {note}" for note in self.notes)])
+        return "\n".join([str(self.table()), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_() + "".join(f"<p>note: {note}</p>" for note in self.notes)
+    def html(self) -> str:
+        """The report as a part of a page."""
+        return self.table().html() + markup.notes(f"note: {note}" for note in self.notes)
 
-    def _table(self) -> Table:
+    def _repr_html_(self) -> str:
+        return markup.page(self.html())
+
+    def table(self) -> Table:
+        """The table alone."""
         return Table(self.header, self.rows, right=self._right)
 
 

@@ -173,8 +173,7 @@ class Session:
 
     def report(self, rows: Iterable[tuple[Tap, str]]) -> Report:
         """What fired and what did not; each row is a tap and what it saw, in words."""
-        lines = [(str(tap.site), times(tap), what if tap.fired else self.why_silent(tap)) for tap, what in rows]
-        return Report(("address", "fired", "value, or why there is none"), lines, self.notes(), ("fired",))
+        return report_of(((tap, what if tap.fired else self.why_silent(tap)) for tap, what in rows), self.notes())
 
     def notes(self) -> list[str]:
         """What a report says under its table."""
@@ -185,6 +184,12 @@ def _names(taps: Iterable[Tap]) -> str:
     return ", ".join(str(tap.site) for tap in taps)
 
 
-def times(tap: Tap) -> str:
+def report_of(rows: Iterable[tuple[Any, str]], notes: list[str]) -> Report:
+    """What came at some taps, or why nothing did, in words."""
+    lines = [(str(tap.site), times(tap), what) for tap, what in rows]
+    return Report(("address", "fired", "value, or why there is none"), lines, notes, ("fired",))
+
+
+def times(tap: Any) -> str:
     """How often a tap fired, as reports say it."""
     return f"{tap.fired}×" if tap.fired else "never"

@@ -24,7 +24,7 @@ from tenterhook.record.rules import all_rules
 from tenterhook.record.schedule import Schedule
 from tenterhook.record.step import Step
 from tenterhook.record.surroundings import surroundings
-from tenterhook.say import say
+from tenterhook.say import counted, say
 from tenterhook.store.run import Run, open_run
 from tenterhook.store.schemas import arrow
 
@@ -89,6 +89,8 @@ class Recording:
     def _complain(self, what: str) -> None:
         say(f"tenterhook: recording stopped ({what}); the program goes on unchanged")
 
+    is_open = True
+
     def is_mine(self) -> bool:
         """False in a forked process, which has nothing to do with it."""
         return os.getpid() == self._pid
@@ -97,6 +99,7 @@ class Recording:
         """Write the rest; False in a forked process."""
         if not self.is_mine():
             return False
+        self.is_open = False
         with uninterrupted():
             self.recorder.finish()
             try:
@@ -169,7 +172,22 @@ class watch:
         return open_run(self._folder)
 
     def verdict(self, everything: bool = False) -> str:
-        """The findings, as text for a person: by their causes, or all that is known."""
+        """The findings, as text, which a notebook shows as a page: by their causes, or all that is known."""
+        from tenterhook.report.page import VerdictText
         from tenterhook.report.verdict import Verdict
 
-        return Verdict.of(self.open(), self._to).box(everything=everything)
+        return VerdictText.of(Verdict.of(self.open(), self._to), everything)
+
+    def __repr__(self) -> str:
+        recording = self._recording
+        if recording is None:
+            return f"<watch of {type(self._model).__name__}, to be recorded in {self._to}>"
+        if recording.is_open:
+            found, so_far = counted(len(self.findings), "finding"), counted(recording.log.steps, "step")
+            return f"<watch of {type(self._model).__name__} in {self._to}: {so_far} so far, {found}>"
+        return str(self.verdict())
+
+    def _repr_html_(self) -> str | None:
+        recording = self._recording
+        shown: Any = None if recording is None or recording.is_open else self.verdict()
+        return None if shown is None else shown._repr_html_()

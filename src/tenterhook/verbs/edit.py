@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from tenterhook import markup
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve, site_named
@@ -130,7 +131,13 @@ class edit:
             yield from tap.each()
 
     def __repr__(self) -> str:
+        if self._session.was_entered:
+            return str(self.report())
         return f"<edit of {', '.join(f'{selector}: {taps[0].action.change}' for selector, taps in self._groups)}>"
+
+    def _repr_html_(self) -> str:
+        head = "edits" if self._session.was_entered else "edits, which act in a `with` block"
+        return markup.page(markup.title(head), self.report().html())
 
     def save(self, file: str | File) -> None:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""

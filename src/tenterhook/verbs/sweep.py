@@ -22,6 +22,7 @@ from tenterhook.verbs.edit import Changes, edit
 from tenterhook.verbs.observe import observe
 from tenterhook.verbs.replace import check_alike
 from tenterhook.verbs.rows import Outputs, are_close, block_of, close, farthest, is_repeated, row_dim, tells_order
+from tenterhook.verbs.swept import Swept
 
 Seen = dict[str, list[Tensor]]  # by address: what came there in the run alone
 Edits = list[tuple[Site, Change | Function]]  # those of one of the user's dicts
@@ -53,7 +54,7 @@ def sweep(model: nn.Module, inputs: Any, edits: Iterable[Changes], *, at_once: i
     size = at_once or max(len(made), 1)
     results = [result for k in range(0, len(made), size) for result in batch.run(made[k : k + size])]
     batch.check_two(edits, results)
-    return results
+    return Swept(results, edits, batch.alone)
 
 
 def _checked(edits: Any, at_once: int | None) -> list[Changes]:
@@ -283,7 +284,7 @@ def _name(what: str, path: Path) -> str:
 
 
 def _note(seen: Seen) -> Callable[[Site, Any], None]:
-    def look(site: Site, value: Any) -> None:
+    def look(value: Any, site: Site) -> None:
         seen[str(site)] = [tensor.clone() for _, tensor in leaves(value)]
 
     return look
