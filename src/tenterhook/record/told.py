@@ -1,11 +1,12 @@
 """What was measured in a sampled step, told to a function of the user's: for TensorBoard, wandb or a list."""
 
-import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tenterhook.record.step import Step
+import numpy as np
+
+from tenterhook.record.step import Rows, Step
 from tenterhook.say import say
 
 
@@ -39,16 +40,9 @@ class Telling:
         rows = step.rows
         if not len(rows):
             return
-        models = {place.model for place in rows.places}
-        infinite = (rows.pos_inf + rows.neg_inf).tolist()
-        counts = (rows.count.tolist(), rows.nan.tolist(), infinite, rows.zeros.tolist())
-        values = (rows.mean, rows.std, rows.min, rows.max, rows.rms)
-        finite, squares = rows.finite.tolist(), rows.sumsq.tolist()
-        columns = zip(rows.places, finite, squares, zip(*counts, strict=True), zip(*values, strict=True), strict=True)
-        for place, some, square, many, of_values in columns:
-            floats = map(float, of_values) if some else [math.nan] * len(values)
-            name = f"{place.what}/{place.site}" if len(models) == 1 else f"{place.what}/{place.model}/{place.site}"
-            stats = Stats(*map(int, many), *floats, math.sqrt(square) if some else math.nan)
+        has_several = len({place.model for place in rows.places}) > 1
+        for place, stats in zip(rows.places, _stats(rows), strict=True):
+            name = f"{place.what}/{place.model}/{place.site}" if has_several else f"{place.what}/{place.site}"
             try:
                 self._function(step.number, name, stats)
             except Exception as error:
@@ -65,3 +59,14 @@ class Telling:
 
 def _called(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _stats(rows: Rows) -> Iterator[Stats]:
+    """Those of each row; NaN what needs a finite value, where there is none."""
+    counts = (rows.count, rows.nan, rows.pos_inf + rows.neg_inf, rows.zeros)
+    with np.errstate(all="ignore"):  # sums that are infinite
+        figures = (rows.mean, rows.std, rows.min, rows.max, rows.rms, np.sqrt(rows.sumsq))
+    whole = zip(*(column.astype(int).tolist() for column in counts), strict=True)
+    parts = zip(*(np.where(rows.finite > 0, column, np.nan).tolist() for column in figures), strict=True)
+    for (count, nan, inf, zeros), (mean, std, least, most, rms, norm) in zip(whole, parts, strict=True):
+        yield Stats(count, nan, inf, zeros, mean, std, least, most, rms, norm)
