@@ -60,7 +60,7 @@ def as_value(made: Any) -> Tensor:
     if isinstance(made, Tensor):
         return made.detach().clone()
     try:
-        return torch.tensor(made, dtype=torch.float64 if isinstance(made, float) else None)
+        return torch.tensor(made, dtype=torch.float64 if isinstance(made, float) else None, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"a metric returns a number or a small tensor, got {type(made).__name__}") from None
 
@@ -68,7 +68,7 @@ def as_value(made: Any) -> Tensor:
 def stacked(values: Sequence[Tensor]) -> Tensor:
     """The values of all edits in one tensor."""
     if not values:
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
     odd = [x for x in values if x.shape != values[0].shape]
     if odd:
         what = f"{describe(values[0])} of one output and {describe(odd[0])} of another"
