@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tenterhook.verbs.edit import edit as edit
     from tenterhook.verbs.edit_file import load_edits as load_edits
     from tenterhook.verbs.observe import observe as observe
+    from tenterhook.verbs.patch_grid import patch_grid as patch_grid
     from tenterhook.verbs.sites import sites as sites
     from tenterhook.verbs.sweep import sweep as sweep
 
@@ -51,6 +52,7 @@ _HOMES = {
     "edit": "verbs.edit",
     "load_edits": "verbs.edit_file",
     "sweep": "verbs.sweep",
+    "patch_grid": "verbs.patch_grid",
     "sites": "verbs.sites",
     "watch": "record.watch",
     "Finding": "record.rule",

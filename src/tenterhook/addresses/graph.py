@@ -49,6 +49,8 @@ class Graph:
         address = parse(text)
         if not address.grad:
             raise AddressError(f"{text}: a graph node has no value, only gradients; ask for grad({text})")
+        if address.tail:
+            raise AddressError(f"{text}: a graph node has no parts, so nothing comes after its class")
         is_named = address.path_filter()
         found = [
             Site(address.with_name(name), step, "node", address.is_glob)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tenterhook.addresses.sites import Site
 from tenterhook.changes.change import KINDS, Arguments, Number, as_change, ready
+from tenterhook.changes.places import index_in
 from tenterhook.values.tree import can_have_gradient, describe
 
 Dims = int | tuple[int, ...]
@@ -156,6 +157,7 @@ def _with_change(arguments: Arguments) -> Arguments:
 @ready(prepare=_with_change)
 def at(value: Tensor, index: Any, change: Any, site: Site | None = None) -> Tensor:
     """A change at some positions only: `at((slice(None), 5), zero())` is `value[:, 5] = 0` on a copy."""
+    index = index_in(value, index)
     out, part = value.clone(), value[index]
     new = change(part, site)
     if isinstance(new, Tensor) and (new.shape, new.dtype) != (part.shape, part.dtype):

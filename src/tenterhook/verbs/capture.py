@@ -7,15 +7,17 @@ seen.calls("layer1")          # one per call, in order
 seen.report()                 # what fired, what never did, and why
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from tenterhook.addresses.grammar import Address
 from tenterhook.addresses.graph import searchable
-from tenterhook.addresses.sites import Selector, Site, resolve_all
+from tenterhook.addresses.sites import Selector, Site, resolve, resolve_all
 from tenterhook.addresses.why import is_container
 from tenterhook.hooks.scope import Scope
 from tenterhook.hooks.session import Session
@@ -50,15 +52,16 @@ class capture:
     A selector is an address, a module, a module class, or `lambda name, module: bool`; none means every module's
     output. `grad=True` asks for the gradient of each selected value too. `copy=False` keeps the tensor itself and
     raises when it was overwritten since. `detach=False` keeps the graph, for losses on features. `device` and `dtype`
-    say where and how to keep it; `reduce` is applied first, so that nothing big is held. `keep="last"` keeps only the
-    last call. `stop=True` ends the forward once every asked value is there. `frozen=True` gives values that need no
-    gradient one all the same.
+    say where and how to keep it; `reduce` is applied first, so that nothing big is held; a dict of selectors gives each
+    a `reduce` of its own, `{"h.*": torch.norm, "ln_f": None}`. `keep="last"` keeps only the last
+    call. `stop=True` ends the forward once every asked value is there. `frozen=True` gives values that need no gradient
+    one all the same.
     """
 
     def __init__(
         self,
         model: nn.Module | Tensor | Node,
-        *selectors: Selector,
+        *selectors: Selector | Mapping[Selector, Callable[[Tensor], Any] | None],
         grad: bool = False,
         copy: bool = True,
         detach: bool = True,
@@ -72,8 +75,11 @@ class capture:
         model = searchable(model, "capture")
         session = Session(model, frozen=frozen)
         how = How(copy, detach, device, dtype, reduce, keep, session.scope, Log())
-        plain = how.simple and not stop
-        session.taps = [_tap(i, site, how, plain) for i, site in enumerate(_sites(model, selectors, grad))]
+        selectors, reduces = _apart(model, selectors)
+        session.taps = []
+        for i, site in enumerate(_sites(model, selectors, grad)):
+            own = replace(how, reduce=reduces[site.address]) if site.address in reduces else how
+            session.taps.append(_tap(i, site, own, own.simple and not stop))
         if stop:
             _wait_for(session.taps, session.scope)
         self._model = model  # what was captured does not hold on to it, but the session must
@@ -101,8 +107,26 @@ class capture:
             raise TypeError("capture.once always stops as soon as it can; use capture(...) for a whole forward")
         with capture(model, *selectors, stop=True, **options) as seen:
             call_with(model, inputs)
-        one = len(selectors) == 1 and not seen._taps[0].site.wide
+        one = len(selectors) == 1 and not isinstance(selectors[0], Mapping) and not seen._taps[0].site.wide
         return seen[selectors[0]] if one else seen
+
+
+def _apart(model: Any, selectors: tuple[Any, ...]) -> tuple[tuple[Selector, ...], dict[Address, Any]]:
+    """The selectors, those of dicts too, and by address what reduces a value, where it has its own."""
+    plain: list[Selector] = []
+    reduces: dict[Address, Any] = {}
+    for one in selectors:
+        if not isinstance(one, Mapping):
+            plain.append(one)
+            continue
+        if not one:
+            raise ValueError("an empty dict selects nothing; capture(model) is every module's output")
+        plain += one
+        for selector, reduce in one.items():
+            for site in resolve(model, selector):
+                if reduces.setdefault(site.address, reduce) is not reduce:
+                    raise ValueError(f"{site} is meant by several selectors of a dict, each with its own reduce")
+    return tuple(plain), {**{address.with_grad(True): reduce for address, reduce in reduces.items()}, **reduces}
 
 
 def _sites(model: Any, selectors: tuple[Selector, ...], grad: bool) -> list[Site]:

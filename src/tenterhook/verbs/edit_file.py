@@ -10,6 +10,7 @@ from torch import Tensor
 from tenterhook.addresses.grammar import parse
 from tenterhook.changes.change import KINDS, Change
 from tenterhook.changes.function import Function
+from tenterhook.changes.places import head
 from tenterhook.changes.ready_made import in_turn
 from tenterhook.errors import EditError
 from tenterhook.verbs.tensor_file import TensorFile
@@ -78,6 +79,8 @@ def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(x, Change):
         return {"change": x.name, "arguments": {key: _encode(value, tensors) for key, value in x.arguments.items()}}
+    if isinstance(x, head):
+        return {"head": [x.k, x.of]}
     if isinstance(x, slice):
         return {"slice": [_encode(end, tensors) for end in (x.start, x.stop, x.step)]}
     if x is Ellipsis:
@@ -104,5 +107,5 @@ def _decode(x: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "ellipsis":
         return Ellipsis
     parts = [_decode(one, tensors) for one in content]
-    kinds: dict[str, Any] = {"slice": lambda ends: slice(*ends), "tuple": tuple, "list": list}
+    kinds: dict[str, Any] = {"slice": lambda x: slice(*x), "head": lambda x: head(*x), "tuple": tuple, "list": list}
     return kinds[kind](parts)
