@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tenterhook.verbs.edit import edit as edit
     from tenterhook.verbs.edit_file import load_edits as load_edits
     from tenterhook.verbs.observe import observe as observe
+    from tenterhook.verbs.sessions import sessions as sessions
     from tenterhook.verbs.sites import sites as sites
     from tenterhook.verbs.sweep import sweep as sweep
 
@@ -49,6 +50,7 @@ _HOMES = {
     "load_edits": "verbs.edit_file",
     "sweep": "verbs.sweep",
     "sites": "verbs.sites",
+    "sessions": "verbs.sessions",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",

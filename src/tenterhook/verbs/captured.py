@@ -46,8 +46,11 @@ class Captured:
         raise AmbiguousError(_ambiguous(str(address), found))
 
     def calls(self, address: Selector) -> list[Any]:
-        """Every value at an address, one per call (and, for a gradient, per backward pass), in order."""
-        return [_shown(value) for _, value in self._find(address)]
+        """Every value at an address, one per call (and, for a gradient, per backward pass), in order.
+
+        Of a call in which nothing came where something did in others, None: a call that no backward reached, say.
+        """
+        return [_shown(value) for _, value in self._find(address, every_call=True)]
 
     def patch(self, *addresses: Selector, at: Any = None) -> dict[str, Change | Function]:
         """What was captured, as changes: `edit(model, seen.patch("layer3"))` puts it into another run.
@@ -92,16 +95,16 @@ class Captured:
         kept = sum(len(tap.action.entries(tap)) for tap in self._taps)
         return f"<captured {kept} values at {len(self)} of {len(self._taps)} addresses>"
 
-    def _find(self, selector: Selector) -> Found:
-        """The values that a selector means."""
+    def _find(self, selector: Selector, every_call: bool = False) -> Found:
+        """The values that a selector means; `every_call`: None for those of its calls in which none came."""
         silent: list[str] = []
         meant = self._lookup.meant(selector)
-        found = [one for address, taps in meant for one in self._values_at(address, taps, silent)]
+        found = [one for address, taps in meant for one in self._values_at(address, taps, silent, every_call)]
         if not found:
             raise NotSeenError("\n  ".join(silent))
         return found
 
-    def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> Found:
+    def _values_at(self, address: Address, taps: list[Any], silent: list[str], every_call: bool) -> Found:
         """The values of some taps that an address means; `silent` gets a line for each tap that has none."""
         found: dict[tuple[int, int, int], tuple[Address, Any]] = {}
         ranks = {inner: i for i, inner in enumerate(dict.fromkeys(tap.site.address.inner for tap in taps))}
@@ -116,6 +119,13 @@ class Captured:
                     silent.append(str(error))
                 else:
                     found.setdefault((entry.call, ranks[kept.inner], turns[entry.call]), (exact, value))
+        if every_call:
+            came = {(call, rank) for call, rank, _ in found}
+            for tap in taps:
+                inner, rank = tap.site.address.inner, ranks[tap.site.address.inner]
+                for call in _meant_calls(tap, address) if any(rank == other for _, other in came) else ():
+                    if (call, rank) not in came:
+                        found[call, rank, 0] = address._replace(call=call, inner=inner), None
         return [found[key] for key in sorted(found)]
 
     def _entries_at(self, address: Address, tap: Any, silent: list[str]) -> list[Entry]:
@@ -143,6 +153,13 @@ class Captured:
         return f"{address}: it was called {tap.calls} times; calls count from @0 to @{tap.calls - 1}"
 
 
+def _meant_calls(tap: Any, address: Address) -> Iterator[int]:
+    """The calls of a tap that an address means, and of which a value is kept where one comes."""
+    for call in () if tap.action.how.last else tap.own_calls():
+        if all(covers(asked, call, tap.calls) for asked in (tap.site.address.call, address.call)):
+            yield call
+
+
 def _part(entry: Entry, path: Path, address: Address) -> Any:
     """The part of a kept value that an address means; NotSeenError where there is none."""
     try:
@@ -151,7 +168,7 @@ def _part(entry: Entry, path: Path, address: Address) -> Any:
         there = f"it is {describe(entry.value)}, with leaves {paths_of(entry.value)}"
         raise NotSeenError(f"{address}: no such leaf; {there}") from None
     if isinstance(value, Omitted):
-        raise NotSeenError(f"{address} is a {value.kind}: no tensor, so it was not kept")
+        raise NotSeenError(f"{address} {value.why}")
     if any(tensor._version != version for tensor, version in entry.versions):
         what = "was kept with copy=False and has been changed in place since, so the value at that point is gone"
         raise OverwrittenError(f"{address} {what}; capture it with copy=True")

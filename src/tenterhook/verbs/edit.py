@@ -64,7 +64,7 @@ class edit:
         _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
         self._strict = strict
-        self._session = Session(model, frozen=frozen, changes=True, reduced=reduced)
+        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced)
         self._groups: list[tuple[Selector, list[Any]]] = []
         scope = self._session.scope
         for selector, change in changes.items():
