@@ -6,12 +6,12 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenterhook.platform.frames import frame_here, frames_from
+from tenterhook.platform.frames import frame_here
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
 
-_OURS = str(Path(__file__).parents[1] / "_")[:-1]
+_NO_USERS = (str(Path(__file__).parents[1] / "_")[:-1], contextlib.__file__)  # the files of this package, and of `with`
 _open: "dict[int, weakref.ref[Session]]" = {}  # by the id of the session
 
 
@@ -20,21 +20,21 @@ class Line(NamedTuple):
 
     file: str
     number: int
-    thread: str
+    thread_id: int
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+    @property
+    def thread(self) -> str:
+        """The name of the thread."""
+        return next((one.name for one in threading.enumerate() if one.ident == self.thread_id), "one that has ended")
 
 
 def note(session: "Session") -> Line:
     """A session is entered. Returns the line, past our own functions and those of `with`."""
     _open[id(session)] = weakref.ref(session)
     frame: Any = frame_here(1)
-    for one in frames_from(frame):
-        file = one.f_code.co_filename
-        if not file.startswith(_OURS) and file != contextlib.__file__:
-            return Line(file, one.f_lineno, threading.current_thread().name)
-    return Line("?", 0, threading.current_thread().name)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NO_USERS):
+        frame = frame.f_back
+    return Line(frame.f_code.co_filename, frame.f_lineno, threading.get_ident())
 
 
 def forget(session: "Session") -> None:
