@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tenterhook.verbs.edit_file import load_edits as load_edits
     from tenterhook.verbs.observe import observe as observe
     from tenterhook.verbs.patch_grid import patch_grid as patch_grid
+    from tenterhook.verbs.sessions import sessions as sessions
     from tenterhook.verbs.sites import sites as sites
     from tenterhook.verbs.sweep import sweep as sweep
 
@@ -54,6 +55,7 @@ _HOMES = {
     "sweep": "verbs.sweep",
     "patch_grid": "verbs.patch_grid",
     "sites": "verbs.sites",
+    "sessions": "verbs.sessions",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",

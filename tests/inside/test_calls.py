@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import AddressError, AmbiguousError, NotSeenError, TenterhookWarning, capture, edit
+from tenterhook import AddressError, AmbiguousError, EditError, NotSeenError, capture, edit
 from tenterhook.changes import scale, zero
 from tests.inside.models import Loop, X, module_of
 
@@ -118,7 +118,7 @@ def test_a_call_that_is_not_there_is_told_of_as_it_is():
         return y
 
     model = module_of(forward)
-    with pytest.warns(TenterhookWarning, match="it came, but not in the call that was asked for"):
+    with pytest.raises(EditError, match="it came, but not in the call that was asked for"):
         with edit(model, {"./y@5": zero()}):
             model(X)
 

@@ -220,7 +220,7 @@ def test_deep_stacks_long_functions_and_many_variables():
     assert len(found) == 601 and torch.equal(found["w"], X * 2) and torch.equal(found["v599"], X + 599)
 
 
-def test_stop_waits_for_what_is_inside():
+def test_once_waits_for_what_is_inside():
     def forward(self, x):
         a = self.fc(x)
         y = a + 1

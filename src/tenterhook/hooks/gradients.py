@@ -70,6 +70,7 @@ class GradientTap(Tap):
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
         handle = tensor.register_hook(Unsaved(self.arrive, call, path))
         self.scope.add(handle)
+        self.scope.want(tensor)
         if (self.changes or len(here()) != 1) and len(tensor._backward_hooks or ()) > 1:
             later_site_first(tensor, self)
         if is_leaf:

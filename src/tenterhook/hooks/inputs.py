@@ -100,6 +100,7 @@ class InputTap(GradientTap):
             elif self.is_copied_for_us(tensor):  # likewise, and edited first
                 self.hook(tensor, call, path)
             else:
+                self.scope.want(tensor)
                 wanted.append(WantedInput(tensor, path))
         return wanted
 

@@ -1,7 +1,9 @@
 """A session: the taps of one `with` block, placed when it is entered, removed when it is left, whatever happens."""
 
 import functools
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 
 from tenterhook.addresses.modules import walk
 from tenterhook.addresses.sites import Site
-from tenterhook.errors import EditError
+from tenterhook.errors import EditError, TenterhookWarning
+from tenterhook.hooks.every import Every
+from tenterhook.hooks.opened import Line, forget, note
 from tenterhook.hooks.places import Places
 from tenterhook.hooks.report import Report, notes_on
 from tenterhook.hooks.scope import Scope
@@ -31,12 +35,27 @@ class Session:
     ran_eagerly = False
     ended_by: type[BaseException] | None = None
     was_entered = False
+    entered: Line | None = None  # by which line of the user's code
+    every: Every | None = None
     _is_open = False
+    _asked = 0  # how many taps there were on entering
     _recomputing = 0  # how many checkpoints run again under it, after it was left
 
-    def __init__(self, model: Any, *, frozen: bool = False, changes: bool = False, reduced: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        verb: str,
+        frozen: bool = False,
+        changes: bool = False,
+        reduced: bool = False,
+        every: int | None = None,
+    ) -> None:
         self.model = weakref.ref(model)
+        self.verb = verb
         self.scope = Scope(frozen)
+        if every is not None:
+            self.every = Every(every, model, self.scope)
         if frozen or changes:
             self.scope.session = weakref.ref(self)
         self.reduced = reduced  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
@@ -50,10 +69,14 @@ class Session:
         if self.was_entered:
             raise RuntimeError("a session can be entered once; make a new one for the next block")
         self.was_entered = self._is_open = True
+        self.entered = note(self)
+        self._asked = len(self.taps)
         try:
             self._begin_placing()
             for tap in self.taps:
                 tap.place(self)
+            if self.every is not None:
+                self.every.place(self)
             for mode in self.modes:
                 mode.place_hooks(self)
                 mode.switch_on()
@@ -73,6 +96,36 @@ class Session:
         except KeyboardInterrupt:  # which came in between
             self._leave()
             raise
+
+    def __del__(self) -> None:
+        """Nobody can leave it any more."""
+        if not self._is_open or sys.is_finalizing():
+            return
+        self.ended_by = GeneratorExit
+        self._leave()
+        what = f"a session of {self.verb} was entered here and never left, so its hooks stayed until it was collected"
+        if self.entered is not None:
+            hint = f"{what}; use it in a `with` block"
+            warnings.warn_explicit(hint, TenterhookWarning, self.entered.file, self.entered.number)
+
+    def rest(self) -> None:
+        """From here on it sees nothing, until `batch`; its hooks stay."""
+        self.scope.rests = True
+        self.scope.close()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """While the block runs it sees what runs, with nothing counted before."""
+        del self.taps[self._asked :]  # of values inside a forward
+        for one in (*self.taps, *self.modes):
+            one.restart()
+        self.scope.rests = False
+        self.scope.open()
+        try:
+            with self._modes_in_this_thread():
+                yield
+        finally:
+            self.rest()
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -132,6 +185,7 @@ class Session:
             mode.switch_off()
         self.places.remove(remember)
         self.scope.remove_hooks()
+        forget(self)
         end_hiding(self)
         compiler.allow_compiled(self)
 
@@ -177,7 +231,7 @@ class Session:
 
     def notes(self) -> list[str]:
         """What a report says under its table."""
-        return list(notes_on(self))
+        return [*notes_on(self), *([] if self.every is None else [self.every.note()])]
 
 
 def _names(taps: Iterable[Tap]) -> str:

@@ -9,7 +9,7 @@ pass is a checkpoint's recomputation: it has the number that it had the first ti
 is done again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,6 +50,9 @@ class Action:
         """The value at the site; of a structure, the part that was asked for."""
         raise NotImplementedError
 
+    def restart(self) -> None:
+        """Forget what came, for the next batch."""
+
     def on_structure(self, tap: "Tap", value: Any, call: int) -> None:
         """A structured value, before the gradients of its leaves come."""
 
@@ -82,6 +85,18 @@ class Tap(Hook):
     def each(self) -> "Sequence[Tap]":
         """Itself; of an address inside a forward, the taps of the values that it turned out to mean."""
         return (self,)
+
+    def restart(self) -> None:
+        """Begin to count again, for the next batch; it stays where it is attached."""
+        if self.calls:  # else the reason was known before
+            self.missed = ""
+        self.calls = self.elsewhere = self.recomputed = 0
+        self.note, self._replays = "", None
+        self.action.restart()
+
+    def own_calls(self) -> Iterable[int]:
+        """The numbers of the calls in which a value can have come."""
+        return range(self.calls)
 
     @property
     def fired(self) -> int:
@@ -117,8 +132,10 @@ class Tap(Hook):
             self.recomputed += 1
             return self._call_again()
         if self.scope not in here():
-            self.elsewhere += 1
+            self.elsewhere += not self.scope.rests
             return self._call_again()
+        if self.scope.rests:
+            return None
         call = self.calls
         self.calls = call + 1
         runs_again = self.changes or (self.site.address.grad and not torch.is_grad_enabled())

@@ -13,6 +13,7 @@ from tenterhook.hooks.tap import Call, Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task
 from tenterhook.platform.checkpoints import checkpoints
 from tenterhook.platform.fsdp import local_part
+from tenterhook.values.tree import Path
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -59,6 +60,7 @@ class TensorTap(Tap):
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated_first))
             return
         session.places.keep(parameter.register_hook(hooks.contributed))
+        self.scope.want(parameter)
         if local_part(parameter) is not None:
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated))
 
@@ -75,6 +77,9 @@ class TensorTap(Tap):
         self._swap = swap
         if len(session.swapped) == 1:
             session.modes.append(Witness(self.scope))
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
+        return None if self.scope.rests else super().arrive(call, path, grad)
 
     def put_back(self) -> None:
         """Undo the change."""

@@ -103,6 +103,10 @@ class Calls:
         session = self._session()
         return set() if session is None else {id(ref()) for ref in session.modules}
 
+    def restart(self) -> None:
+        """Begin to count again."""
+        self._numbers.clear()
+
     def is_of_model(self, module: nn.Module) -> bool:
         """Whether it is one of the model's: its methods belong to no other's call."""
         return id(module) in self._wanted or id(module) in self._modules

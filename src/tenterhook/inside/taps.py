@@ -6,7 +6,7 @@ What an address means there is known when it comes: `WantedTap` stands for the a
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from torch.jit import ScriptModule
@@ -31,8 +31,19 @@ class InnerTap(OutputTap):
 
     asked: "Callable[[], WantedTap | None]" = staticmethod(lambda: None)  # a weak reference
 
+    absent: Set[int] = frozenset()  # the calls in which it did not come, before the last in which it did
+
     def place(self, session: "Session") -> None:
         """Nothing: the engine calls it."""
+
+    def begin(self, call: int) -> None:
+        """It comes in this call."""
+        if call > self.calls:
+            self.absent |= set(range(self.calls, call))
+        self.calls = call
+
+    def own_calls(self) -> Iterable[int]:
+        return (call for call in range(self.calls) if call not in self.absent)
 
     def __call__(self, module: Any, args: Any, value: Any) -> Any:
         return self.handle(value, None)
@@ -79,6 +90,10 @@ class WantedTap(Tap):
         tap.asked = weakref.ref(self)
         self.values.append(tap)
         return tap
+
+    def restart(self) -> None:
+        super().restart()
+        self.values = []
 
     def each(self) -> Sequence[Tap]:
         return self.values or (self,)

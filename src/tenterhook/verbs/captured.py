@@ -80,8 +80,11 @@ class Captured(Mapping[Any, Any]):
             return default
 
     def calls(self, address: Selector) -> list[Any]:
-        """Every value at an address, one per call (and, for a gradient, per backward pass), in order."""
-        return [_shown(value) for _, value in self._find(address)]
+        """Every value at an address, one per call (and, for a gradient, per backward pass), in order.
+
+        Of a call in which nothing came where something did in others, None: a call that no backward reached, say.
+        """
+        return [_shown(value) for _, value in self._find(address, every_call=True)]
 
     def stack(self, address: Selector, dim: int = 0) -> Tensor:
         """The values of a wildcard, or of the calls at an address, as one tensor with a new dimension.
@@ -227,12 +230,12 @@ class Captured(Mapping[Any, Any]):
             _part(one.entry, (), one.address)  # none must have been overwritten
         return Past.of(self._session, self._taps, self._reached(), change)
 
-    def _find(self, selector: Selector) -> list[tuple[One, Any]]:
-        """The values that a selector means."""
+    def _find(self, selector: Selector, every_call: bool = False) -> list[tuple[One, Any]]:
+        """The values that a selector means; `every_call`: None for those of its calls in which none came."""
         selector, turn = pass_of(selector)
         silent: list[str] = []
         meant = self._lookup.meant(selector)
-        found = [one for address, taps in meant for one in self._values_at(address, taps, silent)]
+        found = [one for address, taps in meant for one in self._values_at(address, taps, silent, every_call)]
         if turn:
             found = [(one, value) for one, value in found if one.name.endswith(turn)]
             silent.append(f"{selector}{turn}: there was no such backward pass, or only one")
@@ -240,7 +243,9 @@ class Captured(Mapping[Any, Any]):
             raise NotSeenError("\n  ".join(silent))
         return found
 
-    def _values_at(self, address: Address, taps: list[Any], silent: list[str]) -> list[tuple[One, Any]]:
+    def _values_at(
+        self, address: Address, taps: list[Any], silent: list[str], every_call: bool
+    ) -> list[tuple[One, Any]]:
         """The values of some taps that an address means; `silent` gets a line for each tap that has none."""
         found: dict[tuple[int, int, int], tuple[One, Any]] = {}
         ranks = {inner: i for i, inner in enumerate(dict.fromkeys(tap.site.address.inner for tap in taps))}
@@ -255,6 +260,14 @@ class Captured(Mapping[Any, Any]):
                     silent.append(str(error))
                 else:
                     found.setdefault((call, ranks[kept.inner], turns[call]), (one, value))
+        if every_call:
+            came = {(call, rank) for call, rank, _ in found}
+            for tap in taps:
+                inner, rank = tap.site.address.inner, ranks[tap.site.address.inner]
+                for call in _meant_calls(tap, address) if any(rank == other for _, other in came) else ():
+                    if (call, rank) not in came:
+                        exact = address._replace(call=call, inner=inner)
+                        found[call, rank, 0] = One(str(exact), exact, Entry(call, None, ())), None
         return [found[key] for key in sorted(found)]
 
     def _named(self, address: Address, tap: Any, silent: list[str]) -> Iterator[One]:
@@ -311,6 +324,13 @@ class _Values(ValuesView[Any]):
         return (value for _, value in self._mapping._each())
 
 
+def _meant_calls(tap: Any, address: Address) -> Iterator[int]:
+    """The calls of a tap that an address means, and of which a value is kept where one comes."""
+    for call in () if tap.action.how.last else tap.own_calls():
+        if all(covers(asked, call, tap.calls) for asked in (tap.site.address.call, address.call)):
+            yield call
+
+
 def _part(entry: Entry, path: Path, address: Address) -> Any:
     """The part of a kept value that an address means; NotSeenError where there is none."""
     try:
@@ -319,7 +339,7 @@ def _part(entry: Entry, path: Path, address: Address) -> Any:
         there = f"it is {describe(entry.value)}, with leaves {paths_of(entry.value)}"
         raise NotSeenError(f"{address}: no such leaf; {there}") from None
     if isinstance(value, Omitted):
-        raise NotSeenError(f"{address} is a {value.kind}: no tensor, so it was not kept")
+        raise NotSeenError(f"{address} {value.why}")
     if any(tensor._version != version for tensor, version in entry.versions):
         what = "was kept with copy=False and has been changed in place since, so the value at that point is gone"
         raise OverwrittenError(f"{address} {what}; capture it with copy=True")

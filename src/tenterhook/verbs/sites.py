@@ -106,7 +106,7 @@ class _Describe(Action):
 
 
 def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) -> Sites:
-    session = Session(place)
+    session = Session(place, verb="sites")
     if isinstance(place, Code):
         asked = place.resolve(match)
     elif match == "**":
