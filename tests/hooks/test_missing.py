@@ -184,6 +184,49 @@ def test_what_the_loss_does_not_use_is_not_said_to_be_cut():
     assert "detach" not in told["grad(a)"] and "where is unknown" in told["grad(a)"]
 
 
+def test_an_output_that_is_not_used_is_not_said_to_be_cut():
+    def body(net, x):
+        h = net.a(x)
+        return {"out": net.c(x), "beside": h.detach()}
+
+    told = reasons(Net(body), ["grad(a)"], lambda model: model(X)["out"].sum().backward())
+    assert "detach" not in told["grad(a)"] and "where is unknown" in told["grad(a)"]
+
+    def pair(net, x):
+        h = net.a(x)
+        return net.c(x), h.detach()
+
+    def run(model):
+        out, _ = model(X)
+        out.sum().backward()
+
+    told = reasons(Net(pair), ["grad(a)"], run)
+    assert "detach" not in told["grad(a)"] and "where is unknown" in told["grad(a)"]
+
+
+def start(loss):
+    loss.backward()
+
+
+def test_a_backward_that_another_function_starts():
+    def run(model):
+        out = model(X)
+        loss = out.detach().sum() + model.c.weight.sum()  # cut
+        start(loss)
+
+    why = reasons(Net(), ["grad(a)"], run)["grad(a)"]
+    assert "out.detach()" in why and f":{line_of_cut(run)})" in why
+
+
+def test_the_last_call_without_gradients_does_not_hide_the_others():
+    def run(model):
+        model(X)
+        with torch.no_grad():
+            model(X)
+
+    assert "none ran" in reasons(Net(), ["grad(a)"], run)["grad(a)"]
+
+
 def test_a_source_that_is_not_at_hand_is_unknown():
     names = {}
     exec("def body(net, x):\n    return net.c(net.a(x).detach())\n", names)

@@ -46,6 +46,11 @@ class Value(NamedTuple):
     live: bool = False
     cuts: tuple[Cut, ...] = ()
     thing: Any = None  # a module, a function, a list of modules: what is called
+    parts: tuple[tuple[Any, "Value"], ...] = ()  # of a tuple, a dict or the like: each by its key
+
+    def part(self, key: Any) -> "Value":
+        """What is at a key; where that is not known, the whole."""
+        return dict(self.parts).get(key, self)
 
 
 NOTHING, LIVE = Value(), Value(True)
@@ -61,7 +66,15 @@ def _join(values: Iterable[Value]) -> Value:
 def _either(values: Sequence[Value]) -> Value:
     """One of several values, by the branch that runs."""
     things = [value.thing for value in values if value.thing is not None]
-    return Value(any(value.live for value in values), _all_cuts(values), things[0] if things else None)
+    keys = [tuple(key for key, _ in value.parts) for value in values]
+    parts = [(key, _either([value.part(key) for value in values])) for key in keys[0]] if len(set(keys)) == 1 else []
+    return Value(any(one.live for one in values), _all_cuts(values), things[0] if things else None, tuple(parts))
+
+
+def _together(parts: Iterable[tuple[Any, Value]]) -> Value:
+    """Of a structure."""
+    parts = tuple(parts)
+    return _join(value for _, value in parts)._replace(parts=parts)
 
 
 def _all_cuts(values: Iterable[Value]) -> tuple[Cut, ...]:
@@ -119,11 +132,13 @@ class Way:
     def to_line(self, code: CodeType, line: int, things: dict[str, Any], known: Callable[[str], Any]) -> Value:
         """In a function that runs: what is given to the calls of a line, or whose methods they are."""
         tree = tree_of(code)
-        if tree is None or not hasattr(tree, "body") or isinstance(tree, ast.Lambda):
+        if tree is None:
             return NOTHING
         body = _Body(self, code, known, {name: Value(thing=thing) for name, thing in things.items()})
         body.until, body.things = line, dict(body.variables)
         try:
+            if isinstance(tree, ast.Lambda):
+                return body.given_to_calls(tree.body)
             body.run(tree.body)
         except _Reached:
             return body.reached
@@ -259,22 +274,17 @@ class _Body:
 
     def _simple(self, one: ast.stmt) -> bool:
         if self.until is not None and one.lineno <= self.until <= (one.end_lineno or one.lineno):
-            self.reached = self._given_to_calls(one)
+            self.reached = self.given_to_calls(one)
             raise _Reached
         way, given = self.way, getattr(one, "value", None)
-        parts: list[Value] | None = None
-        if isinstance(given, ast.Tuple):
-            parts = self._parts(given)
-            value = _join(parts)
-        else:
-            value = self.value(given) if isinstance(given, ast.expr) else NOTHING
+        value = self.value(given) if isinstance(given, ast.expr) else NOTHING
         if self._is(way.end, one):
             way.arrived = _either([way.arrived, value])
         if self._is(way.start, one):
-            value, parts = LIVE, None
+            value = LIVE
         if isinstance(one, ast.Assign):
             for target in one.targets:
-                self._assign(target, value, parts)
+                self._assign(target, value)
         elif isinstance(one, ast.AugAssign):
             self._assign(one.target, self.way.made(_join([self.value(one.target), value])))
         elif isinstance(one, ast.AnnAssign):
@@ -297,7 +307,8 @@ class _Body:
             return False
         return one.lineno <= place.line <= (one.end_lineno or one.lineno)
 
-    def _given_to_calls(self, one: ast.stmt) -> Value:
+    def given_to_calls(self, one: ast.AST) -> Value:
+        """What the calls in a statement work on: the loss, if one of them is `loss.backward()`."""
         calls = [node for node in ast.walk(one) if isinstance(node, ast.Call)]
         backward = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"]
         if not calls:
@@ -337,15 +348,14 @@ class _Body:
         with self.way._under(cut, ends):
             return self.run(one.body)
 
-    def _assign(self, target: ast.expr, value: Value, parts: list[Value] | None = None) -> None:
+    def _assign(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            each = parts if parts is not None and len(parts) == len(target.elts) else [value] * len(target.elts)
-            for one, part in zip(target.elts, each, strict=True):
-                self._assign(one, part)
+            for i, one in enumerate(target.elts):
+                self._assign(one, value.part(i) if len(value.parts) == len(target.elts) else value)
         elif isinstance(target, ast.Starred):
             self._assign(target.value, value)
         elif isinstance(target, ast.Subscript):
-            self._assign(target.value, _join([self.value(target.value), value]))
+            self._assign(target.value, self._with_item(self.value(target.value), _constant(target.slice), value))
         elif isinstance(target, ast.Name | ast.Attribute):
             name = ast.unparse(target)
             self.variables[name] = self.things.get(name, value) if value == NOTHING else value
@@ -375,8 +385,14 @@ class _Body:
             for generator in one.generators:
                 self._assign(generator.target, self.value(generator.iter))
             return self.value(one.elt)
-        if isinstance(one, ast.Tuple | ast.List | ast.Starred | ast.Dict):
-            return _join(self._parts(one))
+        if isinstance(one, ast.Tuple | ast.List):
+            return _together(enumerate(self._parts(one)))
+        if isinstance(one, ast.Dict):
+            return _together(
+                (_constant(key), self.value(value)) for key, value in zip(one.keys, one.values, strict=True)
+            )
+        if isinstance(one, ast.Starred):
+            return self.value(one.value)
         made = _join(self._parts(one))
         return self._cut(one, made) if isinstance(one, ast.Compare) else self.way.made(made)
 
@@ -396,17 +412,23 @@ class _Body:
             return Value(thing=found)
         if one.attr in _NO_VALUES:
             return NOTHING
-        return self._cut(one, base) if one.attr == "data" else base
+        return self._cut(one, base) if one.attr in ("data", "indices") else base.part(one.attr)
 
     def _item(self, one: ast.Subscript) -> Value:
         base = self.value(one.value)
         thing = list(base.thing) if isinstance(base.thing, nn.Sequential | list) else None
         if thing is None:
-            return self.way.made(base)
+            return self.way.made(base.part(_constant(one.slice)))
         try:
             return Value(thing=thing[ast.literal_eval(one.slice)])
         except (ValueError, IndexError, TypeError):
             return Value(thing=thing)
+
+    def _with_item(self, whole: Value, key: Any, value: Value) -> Value:
+        """A structure, or a tensor, of which one part is assigned."""
+        if key is None or not (whole.parts or whole == NOTHING):
+            return _join([whole, value])
+        return _together({**dict(whole.parts), key: value}.items())
 
     def _call(self, one: ast.Call) -> Value:
         function = self.value(one.func)
@@ -424,6 +446,8 @@ class _Body:
             return NOTHING
         receiver = [function] if isinstance(one.func, ast.Attribute) else []
         given = _join([*receiver, *args, *named.values()])
+        if isinstance(thing, type) and named and not args:  # a dataclass or the like
+            return _together(named.items())
         is_method = bool(receiver) and name in _ALSO_FOLLOWED
         if (name in _CUTTING and not is_method) or (name in ("to", "type") and _names_integers(one)):
             return self._cut(one, given)
@@ -504,6 +528,14 @@ def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
+        return None
+
+
+def _constant(one: ast.expr | None) -> Any:
+    """A key as it is written; None where it is not."""
+    try:
+        return None if one is None else ast.literal_eval(one)
+    except (ValueError, TypeError):
         return None
 
 

@@ -81,7 +81,6 @@ class GradientTap(Tap):
         """Its gradient is waited for: note where in a graph it is."""
         node = tensor.grad_fn
         self.born = next_sequence_number() - 0.5 if node is None else sequence_number(node)  # a leaf has no number
-        self.ungraded = None
 
     def _replace_leaf_hook(self, key: tuple[int, Path], handle: RemovableHandle) -> None:
         """A leaf tensor outlives the graph, so the last call that returned it owns its gradient."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_PASSES = 10  # of which the graph is looked at, where gradients never came
 _FRAMES = 30
+_CALLERS = 5
 _OPT_IN = "frozen=True gives it one all the same"
 
 
@@ -62,6 +63,15 @@ def _tensors_in(value: Any) -> list[Tensor]:
     return list(value.parameters()) if isinstance(value, nn.Module) else [tensor for _, tensor in leaves(value)]
 
 
+class Caller(NamedTuple):
+    """A function of the user's that has led to a backward pass."""
+
+    code: CodeType
+    line: int
+    names: dict[str, "weakref.ref[Any]"]  # of its variables: what can be called
+    known: dict[str, Any]  # its globals
+
+
 class Passed(NamedTuple):
     """A backward pass that did not bring a gradient to a site that it could have come to."""
 
@@ -70,9 +80,7 @@ class Passed(NamedTuple):
     asked_others: bool  # whether the pass was for other gradients only
     first: str  # the module whose weights are used first, of what is in the graph and came after the value
     reaches: tuple[str, ...]  # the parameters in the graph
-    lines: tuple[tuple[CodeType, int], ...]  # the functions that started it, the innermost first
-    names: dict[str, "weakref.ref[Any]"]  # what the variables of the innermost held that can be called
-    known: dict[str, Any]  # its globals
+    callers: "tuple[Caller, ...]"  # the functions that started it, the innermost first
 
 
 class Passes:
@@ -112,14 +120,12 @@ class Passes:
         reaches = tuple(name for number, name in names.items() if number in variables)
         made = sorted(((n._sequence_nr(), n) for n in nodes if not hasattr(n, "variable")), key=lambda pair: pair[0])
         numbers = {number for number, _ in made}
-        frames = [one for one in frames_from(frame_here(2)) if is_users(one.f_code)][:_FRAMES]
-        lines = tuple((one.f_code, one.f_lineno) for one in frames)
-        held = _callables(all_variables(frames[0])) if frames else {}
-        known = frames[0].f_globals if frames else {}
+        frames = [one for one in frames_from(frame_here(2)) if is_users(one.f_code)][:_CALLERS]
+        callers = tuple(Caller(f.f_code, f.f_lineno, _callables(all_variables(f)), f.f_globals) for f in frames)
         for tap in waiting:
             has_it = id(tap.site.tensor) in variables if tap.site.tensor is not None else tap.born in numbers
             first = next((own for number, node in made if number > tap.born and (own := _owner_of(node, names))), "")
-            tap.passed = Passed(failed, has_it, bool(asked.inputs), first, reaches, lines, held, known)
+            tap.passed = Passed(failed, has_it, bool(asked.inputs), first, reaches, callers)
 
 
 def _owner_of(node: Any, names: dict[int, str]) -> str:
@@ -172,6 +178,8 @@ def _why_inner(site: Any, model: Any, fact: Ungraded) -> str:
         return _why_before(model, owner, end, [])
     else:
         return f"frozen: nothing before it requires a gradient; {_OPT_IN}"
+    if not way.arrived.cuts:
+        return "it requires no gradient: nothing that it is made from does, or it is cut off, where is unknown"
     return _cut_in("there or before it", way.arrived)
 
 
@@ -233,13 +241,14 @@ def _way_to_loss(tap: Any, model: Any, passed: Passed) -> Value:
         start = Stretch(code=site.spot.code, line=site.spot.line)
     else:
         start = Stretch(site.module, _role(site))
-    things = {name: thing for name, ref in passed.names.items() if (thing := ref()) is not None}
-    for code, line in passed.lines[:1]:
-        value = Way(start).to_line(code, line, things, passed.known.get)
-        if value != NOTHING:
+    for one in passed.callers:
+        things = {name: thing for name, ref in one.names.items() if (thing := ref()) is not None}
+        value = Way(start).to_line(one.code, one.line, things, one.known.get)
+        if value.live or value.cuts:
             return value
     value = Way(start).through(model)
-    return value if not value.live else NOTHING
+    parts = [part for _, part in value.parts] or [value]  # the loss may be made from any
+    return value if all(part.cuts and not part.live for part in parts) else NOTHING
 
 
 def _role(site: Any) -> str:

@@ -174,7 +174,7 @@ class Tap(Hook):
             return self.missed
         if self.site.kind == "module" and not self.calls:
             return self._why_not_called(model, session)
-        if self.site.address.grad and self.ungraded is not None:
+        if self.site.address.grad and self.ungraded is not None and self.born is None:
             return why_no_graph(self, model, self.ungraded)
         if self.site.address.grad:
             return why_not_reached(self, model, None if session is None else session.passes)
