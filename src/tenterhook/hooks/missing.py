@@ -16,7 +16,7 @@ from tenterhook.addresses.cuts import LIVE, NOTHING, Stretch, Value, Way, where_
 from tenterhook.addresses.modules import walk
 from tenterhook.addresses.source import is_users
 from tenterhook.hooks.scope import here
-from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.autograd import graph_task, sequence_number
 from tenterhook.platform.engine import Asked, listen, nodes_behind, unlisten
 from tenterhook.platform.frames import CALLS, all_variables, frame_here, frames_from, given_to_module
 from tenterhook.values.tree import describe, leaves
@@ -118,7 +118,7 @@ class Passes:
         parameters = list(model.named_parameters()) if isinstance(model, nn.Module) else []
         names = {id(parameter): name for name, parameter in parameters}
         reaches = tuple(name for number, name in names.items() if number in variables)
-        made = sorted(((n._sequence_nr(), n) for n in nodes if not hasattr(n, "variable")), key=lambda pair: pair[0])
+        made = sorted(((sequence_number(n), n) for n in nodes if not hasattr(n, "variable")), key=lambda pair: pair[0])
         numbers = {number for number, _ in made}
         frames = [one for one in frames_from(frame_here(2)) if is_users(one.f_code)][:_CALLERS]
         callers = tuple(Caller(f.f_code, f.f_lineno, _callables(all_variables(f)), f.f_globals) for f in frames)
