@@ -16,6 +16,7 @@ from tenterhook.addresses.modules import walk
 from tenterhook.addresses.sites import Site
 from tenterhook.errors import EditError, TenterhookWarning
 from tenterhook.hooks.every import Every
+from tenterhook.hooks.missing import Passes, Raised, raised
 from tenterhook.hooks.opened import Line, forget, note
 from tenterhook.hooks.places import Places
 from tenterhook.hooks.report import Report, notes_on
@@ -34,6 +35,8 @@ class Session:
 
     ran_eagerly = False
     ended_by: type[BaseException] | None = None
+    raised: Raised | None = None
+    passes: Passes | None = None
     was_entered = False
     entered: Line | None = None  # by which line of the user's code
     every: Every | None = None
@@ -89,8 +92,10 @@ class Session:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self.ended_by = kind
+        if rest and isinstance(rest[0], Exception):
+            self.raised = raised(*rest)
         try:
             self._leave()
         except KeyboardInterrupt:  # which came in between
@@ -209,10 +214,25 @@ class Session:
         model = self.model()
         return {} if model is None else sharded_parameters(model)
 
+    def wait_for_gradient(self, tap: Tap) -> None:
+        """From here on, note the backward passes that do not bring what a tap waits for."""
+        passes = self.passes
+        if passes is None:
+            passes = self.passes = Passes(self)
+            passes.start()
+            self.places.at_end(passes.stop)
+        passes.pending.append(tap)
+
+    def saw_anything(self) -> bool:
+        """Whether any of its sites was reached, as far as that is known."""
+        return any(tap.calls or tap.elsewhere for tap in self.taps if tap.site.kind in ("module", "inner"))
+
     def add(self, tap: Tap) -> None:
         """One more tap, for a value that an address inside a forward turned out to mean."""
         tap.number = len(self.taps)
         self.taps.append(tap)
+        if tap.site.address.grad:
+            self.wait_for_gradient(tap)
 
     def shown_taps(self) -> list[Any]:
         """The taps that a report shows, those inside a forward under the names that they have got."""
@@ -223,7 +243,12 @@ class Session:
         """The most likely reason that a tap never fired."""
         if not self.was_entered:
             return "the session was never entered; use it in a `with` block"
-        return tap.why_silent(self.model())
+        if self.raised is not None and tap.site.kind in ("module", "inner") and not tap.born:
+            if (given := self.raised.given.get(tap.site.module)) is not None:
+                return f"it was called with {given} and did not return: {self.raised.what}"
+            if not tap.calls and (inside := self.raised.innermost(self.model())):
+                return f"not reached before {self.raised.what} (in {inside})"
+        return tap.why_silent(self.model(), self)
 
     def report(self, rows: Iterable[tuple[Tap, str]]) -> Report:
         """What fired and what did not; each row is a tap and what it saw, in words."""

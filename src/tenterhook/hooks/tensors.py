@@ -1,6 +1,7 @@
 """A tap on a parameter or buffer: its value on entering, its gradient at every backward, or another value meanwhile."""
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,8 @@ class TensorTap(Tap):
         On a parameter that FSDP2 has sharded it never fires; there the hook after the accumulation does, with `.grad`
         as it then stands.
         """
+        session.wait_for_gradient(self)
+        self.born = math.inf  # no graph is older or younger
         hooks = _GradientHooks(self)
         if session.reduced:
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated_first))

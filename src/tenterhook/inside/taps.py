@@ -56,9 +56,9 @@ class InnerTap(OutputTap):
         asked = self.asked()
         return asked is None or self in asked.answers()
 
-    def why_silent(self, model: Any) -> str:
+    def why_silent(self, model: Any, session: "Session | None" = None) -> str:
         if self.missed or self.site.address.grad:
-            return super().why_silent(model)
+            return super().why_silent(model, session)
         return "it came, but not in the call that was asked for"
 
 
@@ -118,8 +118,9 @@ class WantedTap(Tap):
     def is_shown(self, others_came: bool) -> bool:
         return not self.answers() and not (others_came and self.site.wide)
 
-    def why_silent(self, model: Any) -> str:
+    def why_silent(self, model: Any, session: "Session | None" = None) -> str:
         engine = self._engine()
         if self.missed or engine is None:
             return self.missed
-        return why_silent(engine, self.site) or why_never_called(model, self.site)
+        something_ran = session is None or session.saw_anything()
+        return why_silent(engine, self.site) or why_never_called(model, self.site, something_ran)

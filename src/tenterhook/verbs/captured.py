@@ -15,7 +15,7 @@ from tenterhook.addresses.sites import Selector
 from tenterhook.changes.change import Change
 from tenterhook.changes.function import Function
 from tenterhook.errors import AddressError, AmbiguousError, NotSeenError, OverwrittenError
-from tenterhook.hooks.report import Report
+from tenterhook.hooks.report import Report, zeros_in
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import part_of
 from tenterhook.say import counted
@@ -354,7 +354,10 @@ def _shown(value: Any) -> Any:
 
 def _last_in_words(tap: Any) -> str:
     entries = tap.action.entries(tap)
-    return describe(_shown(entries[-1].value)) if entries else ""
+    if not entries:
+        return ""
+    value = _shown(entries[-1].value)
+    return describe(value) + (zeros_in(value) if tap.site.address.grad else "")
 
 
 def _ambiguous(asked: str, found: list[tuple[One, Any]]) -> str:

@@ -19,7 +19,7 @@ from tenterhook.hooks.scope import Scope, here, not_watching
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
-from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.autograd import graph_task, sequence_number
 from tenterhook.platform.checkpoints import beside_checkpoints
 from tenterhook.platform.functorch import values_of
 from tenterhook.platform.modes import dispatch_modes, without_function_modes
@@ -330,6 +330,9 @@ class KeepGradients(Keep):
         asked = tap.site.address.call
         return self._dropped + sum(covers(asked, call, tap.calls) for call, _ in self._turns())
 
+    def has_come(self, tap: Tap) -> bool:
+        return bool(self._arrivals)
+
     def entries(self, tap: Tap) -> list[Entry]:
         """The leaves put together, by call and then by backward pass."""
         together = [self._together(call, group) for (call, _), group in self._turns().items()]
@@ -414,8 +417,10 @@ class PlainGradient(OutputTap):
 
     def __call__(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         scope = self.scope
-        if type(output) is not Tensor or scope not in here() or graph_task() != scope.task or output.grad_fn is None:
+        is_plain = type(output) is Tensor and scope in here() and graph_task() == scope.task
+        if not is_plain or (node := output.grad_fn) is None:
             return super().__call__(module, args, output)
+        self.born = sequence_number(node)
         call = self.calls
         self.calls = call + 1
         self.is_view = self.is_view or is_view(output)
