@@ -101,5 +101,5 @@ def to_host(tensor: Tensor) -> Tensor:
     """A copy that does not wait for the device."""
     if not tensor.is_cuda:
         return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

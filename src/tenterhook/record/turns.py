@@ -35,6 +35,11 @@ class Kept:
         """The first there is now."""
         return next((p.grad for p in self._parameters() if p.grad is not None), None)
 
+    @property
+    def is_old(self) -> bool:
+        """Whether passes have added to it as it was."""
+        return self.is_there and self.has_grown
+
     def is_same(self) -> bool:
         """Whether it is the same tensor, whatever was written into it."""
         return self._mark is not None and self._mark[0] == self._look()[0]
@@ -133,5 +138,5 @@ class Turns:
 
 
 def _tell(scalars: Scalars, number: int, kept: Kept) -> None:
-    is_old = kept.is_there and kept.has_grown and kept.size is not None
-    scalars.add(("old gradient", number), kept.size if is_old else torch.zeros(()))  # type: ignore[arg-type]
+    nothing = torch.zeros((), dtype=torch.float32, device="cpu")
+    scalars.add(("old gradient", number), kept.size if kept.size is not None and kept.is_old else nothing)
