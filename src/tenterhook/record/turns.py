@@ -86,16 +86,15 @@ class Turns:
         for kept in self._kept.values():
             kept.ended()
 
-    def before_step(self, optimizer: Optimizer, known: Known, scalars: Scalars, sampled: bool) -> Turn:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, known: Known, scalars: Scalars, sampled: bool) -> list[Turn]:
+        """An optimizer is about to step; what is to be told of it, in a sampled step."""
         is_new = known.passes != self._passes
         kept = self._kept.pop(known.order, None)
         repeats = kept is not None and known.had_pass and not is_new and kept.is_same()
         known.passes, known.had_pass = self._passes, is_new
         if kept is not None and is_new:
             _tell(scalars, known.order, kept)
-        twice = self._stepped_twice(optimizer, known) if sampled else None
-        return Turn(known.order, repeats, twice)
+        return [Turn(known.order, repeats, self._stepped_twice(optimizer, known))] if sampled else []
 
     def after_step(self, optimizer: Optimizer, known: Known, sampled: bool) -> None:
         """It has stepped."""

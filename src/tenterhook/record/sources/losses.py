@@ -83,7 +83,7 @@ class Losses:
         with torch.no_grad(), without_subclasses():
             call = _measured(function.__name__, given, output, inputs)
         if note_term(output, self._key, call):  # else another loss function has called this one
-            micro.calls.append(call)
+            micro.sample.calls.append(call)
 
     def reached(self, loss: Tensor) -> None:
         """A backward pass is called on this loss: which terms are in it, and is it of a bad batch?"""
@@ -92,7 +92,7 @@ class Losses:
             calls, more = terms_of((loss,), self._key)
             for call in calls:
                 call.in_loss = True
-            micro.has_more |= more
+            micro.sample.has_more |= more
         if self._is_bad(loss) if loss.is_cpu else sampled:
             for where, tensor in micro.given.all():
                 if tensor.is_floating_point() and tensor.dim() and tensor.numel() and _can_be_read(tensor):
