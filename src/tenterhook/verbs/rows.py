@@ -68,7 +68,7 @@ def distances(made: dict[int, Outputs], other: Outputs) -> Tensor:
 
 def _apart(some: list[Outputs], other: Outputs) -> Tensor:
     """The largest difference of each of some outputs from another."""
-    most = torch.zeros(len(some), dtype=torch.float64)
+    most = torch.zeros(len(some), dtype=torch.float64, device="cpu")
     for path, tensor in other.items():
         if tensor.numel():
             apart = foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
