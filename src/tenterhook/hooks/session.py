@@ -72,10 +72,10 @@ class Session:
         if self.was_entered:
             raise RuntimeError("a session can be entered once; make a new one for the next block")
         self.was_entered = self._is_open = True
-        self.entered = note(self)
         self._asked = len(self.taps)
         try:
             self._begin_placing()
+            self.entered = note(self)
             for tap in self.taps:
                 tap.place(self)
             if self.every is not None:
