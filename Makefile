@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+OTHERS := .venv-frameworks
 
-.PHONY: demo test zoo selfcheck lint bench clean
+.PHONY: demo test zoo frameworks selfcheck lint bench clean
 demo: $(READY)
 	$(BIN)/tenterhook run examples/faulty.py
 
@@ -14,6 +15,10 @@ test: $(READY)
 # Small trainings with and without a planted fault, each bare and watched; it takes half an hour on one core.
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo --check --workers 2 --table docs/zoo.md
+
+# The quick starts of training frameworks, each bare and watched, in an environment of their own; it takes minutes.
+frameworks: $(OTHERS)/.ready
+	FRAMEWORKS=1 $(OTHERS)/bin/python -m pytest --dist load tests/frameworks
 
 # The assembler and the instrumented copies, on every Python that inner addresses are accepted for; it takes minutes.
 selfcheck: $(READY)
@@ -38,5 +43,13 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(READY)
 
+# Torch first and by itself, so that nothing else chooses its build or version.
+$(OTHERS)/.ready: tests/frameworks/requirements.lock pyproject.toml
+	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' $<)"
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache out
+	rm -rf $(VENV) $(OTHERS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache out

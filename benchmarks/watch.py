@@ -1,5 +1,7 @@
 """What watching a training costs: time, side by side with the bare training in this one run, and disk.
 
+On a CPU the time is that of the process, so that others on the machine do not count.
+
     python benchmarks/watch.py            a table
     python benchmarks/watch.py --quick    fewer rounds, for a look
     python benchmarks/watch.py --gpu      GPT-2-small with 8 × 1024 tokens in bfloat16 on a CUDA device, and the kernel
@@ -8,6 +10,7 @@
 counts those too.
 """
 
+import contextlib
 import functools
 import resource
 import statistics
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import common
@@ -25,6 +28,8 @@ from common import Rows, device, wait
 from torch import nn
 
 from tenterhook.record.places import KINDS
+from tenterhook.record.recorder import Recorder
+from tenterhook.record.sources import wrapped
 from tenterhook.record.watch import Options, Recording
 from tenterhook.store import open_run
 
@@ -118,18 +123,34 @@ def gpt2() -> tuple[nn.Module, Step]:
 
 
 def seconds(step: Step, many: int) -> float:
+    clock = time.perf_counter if device() == "cuda" else time.process_time
     wait()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(many):
         step()
     wait()
-    return (time.perf_counter() - start) / many
+    return (clock() - start) / many
+
+
+@contextlib.contextmanager
+def asleep(recorder: Recorder) -> Iterator[None]:
+    """Nothing of torch is wrapped, and the time does not count for the recorder, which keeps to its budget."""
+    start = time.perf_counter()
+    recorder._guard.on = False
+    recorder._steps.remove()
+    wrapped.stop(recorder._listeners)
+    assert not wrapped._wrapped
+    yield
+    wrapped.listen(recorder._listeners)
+    recorder._steps.listen()
+    recorder._guard.on = True
+    recorder._mark += time.perf_counter() - start
 
 
 def blocks_of(make: Make, options: Options, warm: int, block: int, blocks: int) -> list[tuple[float, float]]:
     """Seconds of a watched step and of a bare one: two trainings of the same kind in turn, a block of steps each, for
-    the machine's clock varies; the bare ones are those before and after. The recorder, which keeps to its budget,
-    knows nothing of the bare ones.
+    the machine's clock varies; the bare ones are those before and after. Some are not timed,
+    for Python has to get used to functions that were exchanged.
     """
     (model, step), (_, bare) = make(), make()
     seconds(bare, block)
@@ -137,17 +158,18 @@ def blocks_of(make: Make, options: Options, warm: int, block: int, blocks: int) 
         recording = Recording(Path(folder), options, None, [])
         recording.recorder.install([("model", model)])
         seconds(step, warm)
-        found, before = [], seconds(bare, block)
-        recorder = recording.recorder
-        for _ in range(blocks):
-            watched, start = seconds(step, block), time.perf_counter()
-            recorder.on, after = False, seconds(bare, block)
-            recorder.on, recorder._mark = True, recorder._mark + time.perf_counter() - start
+        found, before = [], float("nan")
+        for _ in range(blocks + 1):
+            seconds(step, block)
+            watched = seconds(step, block)
+            with asleep(recording.recorder):
+                seconds(bare, 4)
+                after = seconds(bare, block)
             found.append((watched, (before + after) / 2))
             before = after
         recording.close("finished")
     assert recording.recorder.failed is None
-    return found
+    return found[1:]
 
 
 def middle(figures: Iterable[float]) -> float:

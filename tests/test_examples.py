@@ -1,6 +1,7 @@
 """The examples run, are short, write what they say, and show a real effect."""
 
 import importlib.util
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tenterhook.record.watch import Options, Recording
+from tests.notebook import NOTEBOOK, code_of, run, shown
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Figures = dict[str, float]
@@ -112,6 +114,21 @@ def example(monkeypatch, tmp_path) -> Callable[[str], ModuleType]:
 
 def test_every_example_is_tested():
     assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common", "faulty"}
+
+
+def test_the_notebook_runs_and_its_page_shows_what_it_does(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    content = json.loads(NOTEBOOK.read_text())
+    page = (EXAMPLES.parent / "docs" / "notebook.md").read_text()
+    outputs = []
+    for cell, printed, value in run(content):
+        assert code_of(cell) in page
+        if value is not None:
+            outputs.append(set(shown(value)))
+        assert "False" not in printed
+        known = {mime for output in cell.get("outputs", ()) for mime in output.get("data", ())}
+        assert known == (set() if value is None else outputs[-1])  # what is in the file was made by this notebook
+    assert {"text/plain", "text/html"} in outputs and {"text/plain", "image/png"} in outputs
 
 
 def test_the_verdict_names_every_planted_fault(example, tmp_path):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tenterhook.birth.find import find_nonfinite as find_nonfinite
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
+    from tenterhook.errors import CaptureError as CaptureError
     from tenterhook.errors import EditError as EditError
     from tenterhook.errors import NonFiniteError as NonFiniteError
     from tenterhook.errors import NotSeenError as NotSeenError
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
     from tenterhook.store.run import Run as Run
     from tenterhook.store.run import open_run as open_run
     from tenterhook.verbs.capture import capture as capture
+    from tenterhook.verbs.capture_file import load_capture as load_capture
     from tenterhook.verbs.captured import Captured as Captured
     from tenterhook.verbs.edit import edit as edit
     from tenterhook.verbs.edit_file import load_edits as load_edits
     from tenterhook.verbs.observe import observe as observe
+    from tenterhook.verbs.patch_grid import patch_grid as patch_grid
+    from tenterhook.verbs.sessions import sessions as sessions
     from tenterhook.verbs.sites import sites as sites
     from tenterhook.verbs.sweep import sweep as sweep
 
@@ -48,14 +52,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "capture": "verbs.capture",
     "Captured": "verbs.captured",
+    "load_capture": "verbs.capture_file",
     "observe": "verbs.observe",
     "edit": "verbs.edit",
     "load_edits": "verbs.edit_file",
     "sweep": "verbs.sweep",
+    "patch_grid": "verbs.patch_grid",
     "sites": "verbs.sites",
     "find_nonfinite": "birth.find",
     "find_first": "birth.find",
     "Birth": "birth.birth",
+    "sessions": "verbs.sessions",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",
@@ -67,6 +74,7 @@ _HOMES = {
     "TenterhookWarning": "errors",
     "AddressError": "errors",
     "AmbiguousError": "errors",
+    "CaptureError": "errors",
     "EditError": "errors",
     "NonFiniteError": "errors",
     "NotSeenError": "errors",

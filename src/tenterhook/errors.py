@@ -7,6 +7,7 @@
     ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
     ├── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
     ├── NonFiniteError    (ArithmeticError) a value is not finite; the message says where the first one was made
+    ├── CaptureError      (ValueError)    captured values that cannot be written to a file, or read from one
     └── RunError          (ValueError)    a recorded run that cannot be read
     TenterhookWarning     (UserWarning)   something asked for had no effect
 
@@ -48,6 +49,8 @@ class NonFiniteError(TenterhookError, ArithmeticError):
     def __init__(self, birth: Any) -> None:
         super().__init__(str(birth))
         self.birth = birth
+class CaptureError(TenterhookError, ValueError):
+    """Captured values that cannot be written to a file, or a file of them that cannot be read."""
 
 
 class RunError(TenterhookError, ValueError):

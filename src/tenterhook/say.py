@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from typing import Any
 
 
@@ -21,6 +22,40 @@ def say(text: str, stream: Any = None) -> None:
 def counted(many: int, what: str) -> str:
     """How many there are: `1 sample`, `1,200 samples`."""
     return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+
+
+class Progress:
+    """How far a loop is, on one line of a terminal: nothing where stderr is a file or a pipe."""
+
+    def __init__(self, name: str, what: str, many: int | None, *, shown: bool) -> None:
+        self._name, self._what, self._many = name, what, many
+        self._stream: Any = sys.stderr if shown and sys.stderr is not None and sys.stderr.isatty() else None
+        self._began = self._last = time.monotonic()
+        self._is_there = False
+        self.done = 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def one_more(self) -> None:
+        """One more is done."""
+        self.done += 1
+        now = time.monotonic()
+        if self._stream is None or now - self._last < 0.2:
+            return
+        self._last, self._is_there = now, True
+        of = "" if self._many is None else f" of {self._many:,}"
+        rate = self.done / (now - self._began)
+        self._put(f"\r\x1b[K{self._name}: {self.done:,}{of} {self._what}, {rate:.3g} a second")
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_there:
+            self._put("\r\x1b[K")
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(Exception):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _write(file: int, rest: bytes) -> None:

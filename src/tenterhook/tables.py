@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tenterhook import markup
+
 
 class Table:
     """Columns of text under a header; `right` names the columns that line up at the right."""
@@ -12,10 +14,16 @@ class Table:
         self.right = {i for i, title in enumerate(header) if title in right}
 
     def __str__(self) -> str:
-        lines = [self.header, *self.rows]
+        return self.text()
+
+    def text(self, most: int | None = None) -> str:
+        """The table as text, in full or with so many rows at most."""
+        rows = self.rows if most is None else self.rows[:most]
+        lines = [self.header, *rows]
         widths = [max(len(row[i]) for row in lines) for i in range(len(self.header))]
         rule = ["─" * width for width in widths]
-        return "\n".join(self._line(row, widths) for row in (self.header, rule, *self.rows))
+        more = [f"… {len(self.rows) - len(rows):,} more"] if len(rows) < len(self.rows) else []
+        return "\n".join([*(self._line(row, widths) for row in (self.header, rule, *rows)), *more])
 
     def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
         cells = (
@@ -24,19 +32,9 @@ class Table:
         )
         return "  ".join(cells).rstrip()
 
+    def html(self) -> str:
+        """The table as a part of a page; a long one is folded."""
+        return markup.table(self.header, self.rows, self.right)
+
     def _repr_html_(self) -> str:
-        from html import escape  # for notebooks only
-
-        def cell(tag: str, i: int, text: str) -> str:
-            align = "right" if i in self.right else "left"
-            font = "font-family:ui-monospace,monospace;" if i == 0 and tag == "td" else ""
-            rule = "border-bottom:1px solid currentColor;font-weight:600;" if tag == "th" else ""
-            style = f"text-align:{align};padding:3px 20px 3px 0;border:0;{rule}{font}"
-            return f"<{tag} style='{style}'>{escape(text)}</{tag}>"
-
-        def line(tag: str, row: Sequence[str]) -> str:
-            return "<tr>" + "".join(cell(tag, i, text) for i, text in enumerate(row)) + "</tr>"
-
-        body = "".join(line("td", row) for row in self.rows)
-        style = "border-collapse:collapse;font-variant-numeric:tabular-nums"
-        return f"<table style='{style}'><thead>{line('th', self.header)}</thead><tbody>{body}</tbody></table>"
+        return markup.page(self.html())

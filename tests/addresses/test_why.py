@@ -65,11 +65,10 @@ def test_the_report_reads_well():
         model(x)
     assert str(seen.report()).splitlines() == [
         "address       fired  value, or why there is none",
-        "────────────  ─────  " + "─" * 129,
+        "────────────  ─────  " + "─" * 53,
         "called           1×  2×3×8 float32",
         "unused        never  not reached: Ways did not call it inside this session",
-        "grad(called)  never  no backward inside this session reached it: none ran, or the loss does not need it, "
-        "or the base of this view was changed in place",
+        "grad(called)  never  no backward inside this session reached it: none ran",
     ]
     assert "<td" in seen.report()._repr_html_()
 
@@ -128,3 +127,32 @@ def test_a_call_of_its_own_and_a_block_that_raised():
         model[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(ValueError("half way")))
         model(x)
     assert "the block was left by ValueError" in str(seen.report())
+
+
+class Through(nn.Linear):
+    """Its __call__ leads to PyTorch's."""
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_call_that_leads_to_torchs_is_not_blamed():
+    model = nn.ModuleDict({"one": Through(8, 8), "own": Calls()})
+    with capture(model, "one", "own") as seen:
+        pass
+    told = {address: why for address, _, why in seen.report()}
+    assert "__call__" not in told["one"]
+    assert told["own"].startswith("no call was seen at any address of this session; if the model ran in it: Calls has")
+    with capture(model, "one") as seen:
+        model["one"](x)
+    assert seen.report().silent == []
+
+
+def test_an_index_in_an_address_leads_to_at():
+    model = nn.Sequential(nn.Linear(8, 8))
+    with capture(model, "0[:, -1]", "0[2:]", "0[key]") as seen:
+        model(x)
+    one, two, three = (why for _, _, why in seen.report())
+    assert "at((slice(None), -1), change)" in one and "seen[...][:, -1]" in one
+    assert "at(slice(2, None), change)" in two
+    assert three == "its value has no leaf [key]; it is one tensor, 2×3×8 float32"

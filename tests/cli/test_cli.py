@@ -106,6 +106,51 @@ def test_python_dash_m_and_the_script_are_the_same(file):
         assert "weight 8×4" in done.stdout
 
 
+WITH_ARGUMENTS = """
+import argparse, sys
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("--width", type=int, default=3)
+parser.add_argument("--match", default="none")
+options = parser.parse_args()
+
+def build():
+    print(sys.argv[1:], options.match)
+    return nn.Linear(4, options.width)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ("{file} images --width 7", ["images", "--width", "7"]),
+        ("--match * {file} images --width=7", ["images", "--width=7"]),
+        ("{file} --width 7 images --match **", ["--width", "7", "images"]),
+        ("{file} --match=** -- images --match mine --width 7", ["images", "--match", "mine", "--width", "7"]),
+        ("--match . {file} -- --width 7 -- images", ["--width", "7", "--", "images"]),
+    ],
+)
+def test_a_script_with_arguments_of_its_own(file, words, argv, tmp_path, capsys):
+    (tmp_path / "args_for_tests.py").write_text(WITH_ARGUMENTS)
+    before = list(sys.argv)
+    target = f"{tmp_path / 'args_for_tests.py'}:build"
+    assert main(["sites", *(word.format(file=target) for word in words.split())]) == 0
+    first, *table = capsys.readouterr().out.splitlines()
+    assert first == f"{argv} {'mine' if 'mine' in argv else 'none'}"
+    assert any("7×4" in line for line in table) and sys.argv == before
+
+
+def test_a_script_that_wants_other_arguments(file, tmp_path, capsys):
+    (tmp_path / "args_for_tests.py").write_text(WITH_ARGUMENTS)
+    assert main(["sites", f"{tmp_path / 'args_for_tests.py'}:build"]) == 2
+    error = capsys.readouterr().err
+    assert "the following arguments are required: data" in error and "raised SystemExit on import: 2" in error
+    with pytest.raises(SystemExit):
+        main(["sites"])
+    assert "FILE.py:FACTORY [args…]" in capsys.readouterr().err
+
+
 def test_a_reader_that_leaves_early(file):
     command = f"{sys.executable} -m tenterhook sites {file}:build | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -128,7 +128,7 @@ def test_frozen_inside_a_checkpoint(reentrant):
 def test_what_an_observer_computes_is_no_business_of_the_checkpoint():
     block, probe = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), nn.Linear(4, 1)
     x = torch.randn(3, 4)
-    with observe(block, {"1": lambda site, value: probe(value).pow(2).mean()}):
+    with observe(block, {"1": lambda value, site: probe(value).pow(2).mean()}):
         checkpoint(block, x, use_reentrant=False).sum().backward()
     with capture(block, "1", detach=False, reduce=lambda t: t.pow(2).mean()) as seen:
         checkpoint(block, x, use_reentrant=False).sum().backward()
@@ -152,6 +152,6 @@ def test_other_modes_than_a_selective_checkpoints_see_what_is_kept_and_moved():
         assert torch.equal(traced(z, 2 * wide), function(z, 2 * wide))
     with FakeTensorMode():
         fake, shapes = nn.Sequential(nn.Linear(3, 3)), []
-        with observe(fake, {"0": lambda site, value: shapes.append((value * torch.ones(3)).shape)}):
+        with observe(fake, {"0": lambda value, site: shapes.append((value * torch.ones(3)).shape)}):
             fake(torch.ones(2, 3))
     assert shapes == [(2, 3)]

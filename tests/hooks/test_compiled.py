@@ -118,7 +118,7 @@ def test_with_the_backends_that_people_use(name):
     run(X).square().sum().backward()
     before = [p.grad.clone() for p in model.parameters()]
     check(run, run, want)
-    with observe(run, {"body.layer": lambda site, value: want.update({str(site): value.clone()})}) as watched:
+    with observe(run, {"body.layer": lambda value, site: want.update({str(site): value.clone()})}) as watched:
         run(X)
     assert torch.equal(want["body.layer@0"], want["body.layer"]) and "ran eagerly" in str(watched.report())
     assert torch.equal(capture.once(run, X, "layer"), want["layer"])
@@ -205,7 +205,7 @@ def test_a_session_inside_compiled_code_is_refused():
 def test_where_nothing_is_compiled_the_compiler_is_not_imported():
     in_a_new_process("""
         model, x = Net(Net()), torch.randn(2, 4)
-        with capture(model, "**", "layer:in", grad=True) as seen, observe(model, {"layer": lambda site, value: None}):
+        with capture(model, "**", "layer:in", grad=True) as seen, observe(model, {"layer": lambda value, site: None}):
             model(x).sum().backward()
         assert capture.once(model, x, "layer").shape == (2, 4)
         assert len(seen) == 15 and "compiled" not in str(seen.report()), seen.report()

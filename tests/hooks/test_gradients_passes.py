@@ -24,7 +24,9 @@ def test_calls_and_backwards_are_told_apart():
     assert torch.equal(seen.calls("grad(0@1)")[1], 3 * ones)
     assert len(seen.calls("grad(0)")) == 4
     assert [fired for _, fired, _ in seen.report()] == ["2×", "4×", "2×"]
-    assert list(seen) == ["0", "grad(0)", "grad(1)"]
+    gradients = [f"grad(0@{call})#{turn}" for call in (0, 1) for turn in (0, 1)]
+    assert list(seen) == ["0@0", "0@1", *gradients, "grad(1)#0", "grad(1)#1"]
+    assert torch.equal(seen["grad(0@0)#1"], third) and torch.equal(seen["grad(1)#1"], seen.calls("grad(1)")[1])
 
 
 def test_autograd_grad_and_double_backward():
@@ -131,7 +133,7 @@ def test_a_backward_inside_a_backward():
             return out
 
     model, leaf, shown = Nested(), x.clone().requires_grad_(), []
-    with capture(model, "grad(.:in)") as seen, observe(model, {"grad(.:in)": lambda site, g: shown.append(g.clone())}):
+    with capture(model, "grad(.:in)") as seen, observe(model, {"grad(.:in)": lambda g, site: shown.append(g.clone())}):
         model(leaf * 1).sum().backward(retain_graph=True)
     assert [g.unique().item() for g in seen.calls("grad(.:in)")] == [5.0, 5.0]
     assert [g.unique().item() for g in shown] == [5.0, 5.0]

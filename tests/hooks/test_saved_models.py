@@ -26,7 +26,7 @@ def sessions(model, folder):
     """What may be open while a model is saved, each with hooks of every kind."""
     yield capture(model, "0", "1:in", "grad(1:in)", grad=True)
     yield edit(model, {"0": scale(2.0), "1:in": lambda v: v, "grad(1:in)": scale(2.0)})
-    yield observe(model, {"**": lambda site, value: None})
+    yield observe(model, {"**": lambda value, site: None})
     yield watch(model, to=folder / "run", every=1)
 
 

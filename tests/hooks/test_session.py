@@ -70,7 +70,7 @@ SESSIONS = {
     "aliases": lambda m: capture(m, "**", "**:in", grad=True, copy=False),
     "graph": lambda m: capture(m, grad=True, detach=False),
     "reduced": lambda m: capture(m, "**:in", "**", grad=True, reduce=lambda t: t.float().norm(), keep="last"),
-    "observed": lambda m: observe(m, {"**<Linear>": lambda s, v: v.sum(), "grad(**<Linear>:in)": lambda s, v: v.sum()}),
+    "observed": lambda m: observe(m, {"**<Linear>": lambda v, s: v.sum(), "grad(**<Linear>:in)": lambda v, s: v.sum()}),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tenterhook import AddressError, AmbiguousError, NotSeenError, TenterhookWarning, capture, edit
+from tenterhook import AddressError, AmbiguousError, EditError, NotSeenError, capture, edit
 from tenterhook.changes import scale, zero
 from tests.inside.models import Loop, X, module_of
 
@@ -19,7 +19,7 @@ def test_numbers_count_assignments_and_calls_count_calls():
     with capture(model, "0/x", "grad(0/x#-1)") as seen:
         model(X.clone().requires_grad_()).sum().backward()
         model[0](X, times=1)
-    with pytest.raises(AmbiguousError, match="0/x means 4 values:\n  0/x#0@0  3×4 float32\n  0/x#1@0"):
+    with pytest.raises(AmbiguousError, match="0/x means 4 values:\n  0/x#0@0  3×4 float32\n  0/x#1  "):
         seen["0/x"]
     for k in range(3):
         assert torch.equal(seen[f"0/x#{k}@0"], X * 2 ** (k + 1))
@@ -118,7 +118,7 @@ def test_a_call_that_is_not_there_is_told_of_as_it_is():
         return y
 
     model = module_of(forward)
-    with pytest.warns(TenterhookWarning, match="it came, but not in the call that was asked for"):
+    with pytest.raises(EditError, match="it came, but not in the call that was asked for"):
         with edit(model, {"./y@5": zero()}):
             model(X)
 

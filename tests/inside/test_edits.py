@@ -150,7 +150,7 @@ def test_what_a_change_or_an_observer_computes_is_not_looked_at():
     with edit(model, {"./a": lambda v: v * 2, "./b": lambda v: v * 2}):
         assert model(one, one * 5) == 12
     got = []
-    with observe(model, {"./*": lambda site, v: got.append((str(site), float(v * 1)))}):
+    with observe(model, {"./*": lambda v, site: got.append((str(site), float(v * 1)))}):
         model(one, one * 5)
     assert got == [("./a@0", 1), ("./b@0", 5), ("./h@0", 1), ("./add@0", 6)]
     with edit(model, {"./a#0": lambda v: v * 2 + 1}), edit(model, {"./a#0": lambda v: v * 3 - 1}):

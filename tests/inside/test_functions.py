@@ -34,7 +34,7 @@ def test_gradients_arrive_from_the_end_and_can_be_doubled():
         return a.grad
 
     came = []
-    with observe(function, {"grad(*)": lambda site, grad: came.append((str(site), grad.tolist()))}):
+    with observe(function, {"grad(*)": lambda grad, site: came.append((str(site), grad.tolist()))}):
         function()
     shown = [(name, grad) for name, grad in came if name != "grad(c@0)"]
     assert shown[0] == ("grad(b@0)", pytest.approx([0.2] * 5)) and shown[1] == ("grad(a@0)", pytest.approx([0.4] * 5))

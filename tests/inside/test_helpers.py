@@ -304,4 +304,4 @@ def test_a_helper_that_runs_in_a_later_call_only():
     with capture(model, "./**") as seen:
         model(x, False)
         model(x, True)
-    assert [address for address in seen if "/outer/a" in address] == ["./outer/a#0", "./outer/a#1"]
+    assert [address for address in seen if "/outer/a" in address] == ["./outer/a#0@1", "./outer/a#1@1"]

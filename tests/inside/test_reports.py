@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import AddressError, EditError, TenterhookWarning, capture, sweep
+from tenterhook import AddressError, EditError, capture, sweep
 from tenterhook.changes import zero
 from tests.inside.models import Residual, X, module_of
 
@@ -54,9 +54,8 @@ def test_why_a_variable_did_not_come():
         capture(model, "y")
     with pytest.raises(AddressError, match="written module/name"):
         capture(model, "a//y")
-    with pytest.raises(EditError, match="was never edited"):
-        with pytest.warns(TenterhookWarning):
-            sweep(model, X, [{"./nothing": zero()}])
+    with pytest.raises(EditError, match="was never edited: no value of that name came while it ran"):
+        sweep(model, X, [{"./nothing": zero()}])
 
 
 def middle(x):
@@ -144,3 +143,69 @@ def test_code_that_cannot_be_copied_is_told_of_and_runs_as_ever(monkeypatch):
     with capture(model, "./y") as seen:
         assert torch.equal(model(X), X + 1)
     assert "forward was not looked into: its code cannot be copied (ValueError: no such" in str(seen.report())
+
+
+def pool(h):
+    return h.flatten(1)
+
+
+def around_pool(h):
+    halved = pool(h) / 2
+    return halved * 2
+
+
+def test_what_is_made_in_a_helper_leads_to_its_path():
+    def forward(self, x):
+        return around_pool(x)
+
+    model = module_of(forward)
+    with capture(model, "./flatten", "./halved") as seen:
+        model(X)
+    for (address, fired, why), path in zip(
+        seen.report(), ("./around_pool/pool/flatten", "./around_pool/halved"), strict=True
+    ):
+        assert fired == "never" and why.endswith(f"ask for {path}"), address
+        with capture(model, path) as found:
+            model(X)
+        assert len(found) == 1  # it is there
+
+
+class Attends(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = {"chosen": attend}
+
+    def forward(self, x):
+        return self.attend["chosen"](x)
+
+
+def attend(x):
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def never_runs(x):
+    secret = x + 1
+    return secret
+
+
+def test_probabilities_lead_to_where_they_may_be():
+    model = Attends(attend)
+    with capture(model, "./probabilities") as seen:
+        model(torch.ones(1, 2, 3, 4))
+    ((_, _, why),) = seen.report()
+    assert "./**/probabilities" in why
+    with capture(model, "./**/probabilities") as seen:
+        model(torch.ones(1, 2, 3, 4))
+    assert list(seen) == ["./attend/scaled_dot_product_attention/probabilities"]
+
+
+def test_only_functions_that_ran_are_spoken_of():
+    def forward(self, x):
+        helper = never_runs if x is None else inner
+        return helper(x)
+
+    model = module_of(forward)
+    with capture(model, "./**/probabilities", "./nev*/probabilities") as seen:
+        model(X)
+    for _, fired, why in seen.report():
+        assert fired == "never" and "secret" not in why

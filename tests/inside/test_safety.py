@@ -69,7 +69,7 @@ class Generating(nn.Module):
 
 def test_functions_have_their_own_code_before_and_after_and_copies_are_made_once():
     model, plain = Block(), Block.forward.__code__
-    with capture(model, "fc", "grad(fc)"), observe(model, {"fc": lambda site, v: v.norm()}):
+    with capture(model, "fc", "grad(fc)"), observe(model, {"fc": lambda v, site: v.norm()}):
         model(X)
         assert Block.forward.__code__ is plain
     with capture(model, "./y"):

@@ -29,7 +29,7 @@ def test_sessions_nest_and_a_capture_inside_sees_what_the_model_used():
     with (
         capture(model, "./**") as outer,
         edit(model, {"./y": lambda v: v.cos() + 1}),
-        observe(model, {"./z#0": lambda site, v: v.abs().max()}),
+        observe(model, {"./z#0": lambda v, site: v.abs().max()}),
     ):
         model(X)
     assert not any("lambda" in address or "abs" in address or "cos" in address for address in outer)

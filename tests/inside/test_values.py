@@ -83,7 +83,7 @@ def test_observe_patch_save_and_sweep_inside(tmp_path):
     from tenterhook import load_edits
 
     model, came = Residual(), []
-    with observe(model, {"./h": lambda site, v: came.append((str(site), site.text))}):
+    with observe(model, {"./h": lambda v, site: came.append((str(site), site.text))}):
         model(X)
     assert came == [("./h@0", "h = self.fc(y)"), ("./h#1@0", "h = F.gelu(h)")]
     with pytest.warns(TenterhookWarning, match=r"\./nothing was never observed: no value of that name came"):
@@ -220,7 +220,7 @@ def test_deep_stacks_long_functions_and_many_variables():
     assert len(found) == 601 and torch.equal(found["w"], X * 2) and torch.equal(found["v599"], X + 599)
 
 
-def test_stop_waits_for_what_is_inside():
+def test_once_waits_for_what_is_inside():
     def forward(self, x):
         a = self.fc(x)
         y = a + 1

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tenterhook.record.assemble import Assembler, MicroBatch, Part, first_that_count
+from tenterhook.record.assemble import MOST_MICROS, Assembler, MicroBatch, Part, first_that_count
 from tenterhook.record.events import (
     Backward,
     ByHand,
@@ -258,3 +258,26 @@ def test_a_backward_pass_that_raises_does_not_count():
     again = Backward(12, 1)  # of the same loss, whose graph is gone
     events = flat(CALL, back(1), again, Raised(12), first(A), CALL, back(2), Raised(2), CALL, back(3), step(A), END)
     assert steps_of(events) == [[[[1]]], [[[3]]]]
+
+
+def test_an_optimizer_that_never_steps_does_not_keep_every_micro_batch():
+    assembler, losses, many = Assembler(lambda trains: True), [], 0
+    for k in range(2 * MOST_MICROS + 10):
+        whole = [one for event in (CALL, back(k)) for one in assembler.feed(event)]
+        losses += [loss for one in whole for part in one.parts for micro in part.micros for loss in micro.losses]
+        many = max(many, len(assembler.part.micros))
+    assert many == MOST_MICROS and assembler.number == 2
+    (last,) = assembler.feed(END)
+    losses += [loss for micro in last.parts[0].micros for loss in micro.losses]
+    assert losses == list(range(2 * MOST_MICROS + 10))
+
+
+def test_a_step_that_was_cut_is_followed_by_those_of_the_optimizer():
+    assembler = Assembler(lambda trains: True)
+    for k in range(MOST_MICROS):
+        assert not [one for event in (CALL, back(k)) for one in assembler.feed(event)]
+    (cut,) = assembler.feed(CALL)
+    whole = [one for event in (back(-1), *first(A), CALL, back(-2), *step(A)) for one in assembler.feed(event)]
+    assert len(cut.parts[0].micros) == MOST_MICROS
+    assert [[micro.losses for micro in one.parts[0].micros] for one in whole] == [[[-1]], [[-2]]]
+    assert [one.number for one in (cut, *whole)] == [0, 1, 2]

@@ -195,3 +195,37 @@ def test_a_model_that_makes_its_layers_late(models):
             model(x).sum().backward()
 
     assert "model" in models(run)
+
+
+class Empty(nn.Module):
+    """Its layer has a parameter, or it has a layer, from its first call on."""
+
+    def __init__(self, inner, grows):
+        super().__init__()
+        self.inner, self.grows = inner, grows
+
+    def forward(self, x):
+        if not list(self.parameters()):
+            self.grows(self.inner)
+        return x * self.inner.weight
+
+
+@pytest.mark.parametrize(
+    "grows",
+    [
+        lambda inner: setattr(inner, "weight", nn.Parameter(torch.ones(6))),
+        lambda inner: inner.register_parameter("weight", nn.Parameter(torch.ones(6))),
+        lambda inner: (setattr(inner, "norm", nn.LayerNorm(6)), setattr(type(inner), "weight", inner.norm.weight)),
+    ],
+)
+def test_what_gets_its_first_parameters_when_it_is_called_is_a_model(models, grows):
+    class Inner(nn.Module):
+        pass
+
+    def run():
+        guide = Empty(Inner(), grows)
+        for x, _ in batches(3):
+            guide(x).square().mean().backward()
+            sgd(guide).step()
+
+    assert models(run) == {"guide": "Empty"}

@@ -151,3 +151,19 @@ def test_values_are_measured_once_and_their_graphs_let_go():
     assert graph() is None
     gather.settle()
     assert [block.places for block in gather.blocks] == [[[1, 2], [3]]]
+
+
+def test_with_a_default_device(tmp_path):
+    torch.set_default_device("cuda")
+    try:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watch(model, to=tmp_path / "run") as run:
+            for k in range(5):
+                F.cross_entropy(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+                if k < 4:
+                    optimizer.step()  # what comes after the last is measured at the end, outside of any hook
+    finally:
+        torch.set_default_device(None)
+    assert run._recording.recorder.failed is None
+    assert all(loss is not None for loss in run.open().steps().to_pydict()["loss"])

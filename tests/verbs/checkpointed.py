@@ -51,7 +51,7 @@ def run(model, edits, inside=True, backwards=1):
     torch.manual_seed(3)
     model.zero_grad()
     x = X.clone().requires_grad_()
-    with edit(model, edits) as session:
+    with edit(model, edits, strict=inside) as session:
         loss = model(x).pow(2).sum()
         if inside:
             for _ in range(backwards):

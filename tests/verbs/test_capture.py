@@ -167,9 +167,9 @@ def test_lookups_by_glob_class_module_and_predicate():
         model(x)
     assert len(seen.calls("**<Linear>")) == 2
     assert len(seen.calls(nn.Linear)) == 2
-    assert torch.equal(seen["**<ReLU>"], seen["1"])
+    assert list(seen["**<ReLU>"]) == ["1"] and torch.equal(seen["**<ReLU>"]["1"], seen["1"])
     assert torch.equal(seen[model[2]], seen["2"])
-    assert torch.equal(seen[lambda name, module: name == "2"], seen["2"])
+    assert torch.equal(seen[lambda name, module: name == "2"]["2"], seen["2"])
     assert "2" in seen and "0:in" not in seen and "nonsense" not in seen and 3 not in seen
 
 
@@ -279,7 +279,10 @@ def test_a_captured_says_what_it_is():
     with capture(model, "0", "grad(0)") as seen:
         model(x)
         model(x)
-    assert repr(seen) == "<captured 2 values at 1 of 2 addresses>"
+    assert repr(seen).splitlines() == [
+        "captured 2 values (192 B) at 1 of 2 addresses",
+        *str(seen.report()).splitlines(),
+    ]
 
 
 def test_calls_of_which_nothing_could_be_kept_are_counted():
@@ -294,7 +297,7 @@ def test_calls_of_which_nothing_could_be_kept_are_counted():
         model(x + 1)
     assert torch.equal(seen[".@1"], x * 2)
     assert torch.equal(seen[".@-1"], (x + 1) * 2)
-    assert len(seen.calls(".")) == 2
+    assert [value is None for value in seen.calls(".")] == [True, False, False]
 
 
 def test_what_was_captured_outlives_the_model():
@@ -307,3 +310,47 @@ def test_what_was_captured_outlives_the_model():
     seen = run()
     assert len(seen.calls("*")) == len(seen.calls("grad(**)")) == 3
     assert seen["2"].shape == (3, 2)
+
+
+def test_calls_without_a_gradient_have_none_in_their_place():
+    model, passes = mlp(), []
+    with capture(model, "0", "grad(0)", "grad(0:in)", "grad(2@0:2)") as seen:
+        for k in range(4):
+            with torch.set_grad_enabled(k != 1):
+                out = model(x.clone().requires_grad_()).sum()
+            passes.append(out)
+        passes[3].backward()
+        passes[0].backward(retain_graph=True)
+        passes[0].backward()
+    assert len(seen.calls("0")) == 4
+    for address in ("grad(0)", "grad(0:in)"):
+        assert [grad is None for grad in seen.calls(address)] == [False, False, True, True, False]
+    assert [grad is None for grad in seen.calls("grad(2)")] == [False, False, True]
+    assert len(seen.calls("grad(0@2:)")) == 2
+    with pytest.raises(NotSeenError):
+        seen.calls("grad(0@1:3)")
+    with capture(model, "grad(0)", keep="last") as seen:
+        model(x)
+        model(x).sum().backward()
+    assert len(seen.calls("grad(0)")) == 1
+
+
+def test_values_inside_a_forward_that_came_in_some_calls_stay_beside_their_gradients():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, skip):
+            h = self.fc(x)
+            if not skip:
+                y = h * 2
+                h = y
+            return h
+
+    model = Model()
+    with capture(model, "./y", "grad(./y)") as seen:
+        outs = [model(x, skip) for skip in (True, False, True, False, False)]
+        (outs[1].sum() + outs[4].sum()).backward()
+    assert [grad is None for grad in seen.calls("grad(./y)")] == [False, True, False]
+    assert len(seen.calls("./y")) == 3

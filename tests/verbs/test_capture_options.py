@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import OverwrittenError, capture
+from tenterhook import NotSeenError, OverwrittenError, capture
 from tenterhook.values.tree import leaves
 from tests.verbs.models import Host, mlp
 
@@ -141,5 +141,49 @@ def test_wrong_options_fail_at_once(options, hint):
         capture(mlp(), "0", **options)
     with pytest.raises(TypeError, match=r"capture\(model, \*names\)"):
         capture(mlp(), ["0", "1"])
-    with pytest.raises(TypeError, match="always stops"):
-        capture.once(mlp(), x, "0", stop=True)
+    with pytest.raises(TypeError, match="did you mean reduce"):
+        capture(mlp(), "0", reduced=True)
+
+
+def test_reduce_that_fails_at_one_of_many_sites_is_told_and_ends_nothing():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ids, self.both, self.fc = nn.Identity(), nn.Identity(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.ids(x.long())
+            self.both((x, x.long()))
+            return self.fc(x)
+
+    model = Model()
+    with capture(model, "*", reduce=torch.mean) as seen:
+        model(x).sum().backward()
+    assert torch.equal(seen["fc"], model.fc(x).mean()) and torch.equal(seen["both[0]"], x.mean())
+    for address in ("ids", "both[1]"):
+        with pytest.raises(NotSeenError, match="was not kept: reduce failed with RuntimeError"):
+            seen[address]
+    assert any(note.startswith("ids, both: reduce failed with RuntimeError") for note in seen.report().notes)
+    with pytest.raises(RuntimeError), capture(model, "ids", reduce=torch.mean):
+        model(x)
+    with pytest.raises(RuntimeError, match="reduce changed the value in place"):
+        with capture(model, "**<Linear>", reduce=lambda t: t.add_(1) and 1 / 0):
+            model(x)
+
+
+def test_a_reduce_that_fails_at_some_gradients_or_calls():
+    model, times = mlp(), []
+
+    def second_fails(tensor):
+        times.append(1)
+        return 1 / (len(times) != 2) and tensor.sum()
+
+    with capture(model, "grad(*)", reduce=second_fails) as seen:
+        model(x).sum().backward()
+    assert len(seen) == 2 and "its gradient was not kept: reduce failed with ZeroDivisionError" in str(seen.report())
+    times.clear()
+    with capture(model, "**<ReLU>", reduce=second_fails) as seen:
+        for k in range(3):
+            model(x * k)
+    first, second, third = seen.calls("1")
+    assert second is None and torch.equal(third, model[:2](2 * x).sum()) and first is not None

@@ -290,7 +290,7 @@ def test_memory_is_not_held_on_to_and_addresses_that_come_again_are_not_taken_fo
 def test_what_was_seen_inside_is_let_go_without_the_garbage_collector(look):
     model, verbs = Attention(), {"capture": lambda: capture(model, "./**", "./q", grad=True)}
     verbs["edit"] = lambda: edit(model, {"./q": lambda v: v * 2, "grad(./v)": scale(2.0)})
-    verbs["observe"] = lambda: observe(model, {"./**": lambda site, value: None})
+    verbs["observe"] = lambda: observe(model, {"./**": lambda value, site: None})
     gc.collect()
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tenterhook import TenterhookWarning, capture, edit, observe
+from tenterhook import EditError, capture, edit, observe
 from tenterhook.changes import add, scale, zero
 from tests.verbs.checkpointed import BOTH, EDITS, Takes, X, pair, run, same
 
@@ -58,11 +58,20 @@ def test_nested_sessions_that_are_over_act_in_their_order(reentrant):
         with edit(model, {"shared": scale(2.0)}):
             with edit(model, {"shared": add(1.0), "layers.0": scale(0.5)}):
                 loss = model(x).sum()
-        with pytest.warns(TenterhookWarning), edit(model, {"shared": zero()}):  # not there when the forward ran
+        with pytest.raises(EditError), edit(model, {"shared": zero()}):  # not there when the forward ran
             loss.backward()
         return loss.detach(), x.grad, [p.grad for p in model.parameters()]
 
     same(both(wrapped), both(plain))
+
+
+@BOTH
+def test_a_gradient_that_a_checkpoint_will_have_after_the_block_is_lost_and_told_of(reentrant):
+    fc, x = nn.Linear(4, 4), X.clone().requires_grad_()
+    with pytest.raises(EditError, match=r"grad\(\.\) was never edited"), edit(fc, {"grad(.)": scale(3.0)}):
+        y = checkpoint(fc, x, use_reentrant=reentrant)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, fc.weight.sum(0).expand(3, 4))
 
 
 @BOTH
@@ -196,7 +205,7 @@ def test_no_grad_and_inference_pay_no_attention_to_checkpoints():
         lambda model: contextlib.nullcontext(),
         lambda model: capture(model, "layer", "layer:in"),
         lambda model: capture(model, "layer", reduce=lambda v: v.clone().mul(2).to(torch.float32)),
-        lambda model: observe(model, {"layer": lambda site, v: v.clone().mul(2).to(torch.float32)}),
+        lambda model: observe(model, {"layer": lambda v, site: v.clone().mul(2).to(torch.float32)}),
     ],
     ids=["nothing", "capture", "reduce", "observe"],
 )
@@ -303,7 +312,7 @@ def test_hooks_of_the_users_before_and_between_and_after_keep_their_places(reent
         users(1.1)
         sessions = []
         for i, one in enumerate(edits):
-            sessions.append(edit(fc, one))
+            sessions.append(edit(fc, one, strict=False))
             sessions[-1].__enter__()
             users(1.2 + i)
         square = lambda x: fc(x).pow(2)  # noqa: E731

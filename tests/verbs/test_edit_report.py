@@ -11,18 +11,52 @@ from tenterhook.changes import add, at, mean, scale, zero
 from tests.verbs.models import X, raises
 
 
-def test_an_edit_that_never_fired_warns_and_says_why(net):
-    with pytest.warns(TenterhookWarning, match="a was never edited: not reached"):
+def test_an_edit_that_never_fired_is_an_error_and_says_why(net):
+    with pytest.raises(EditError, match="a was never edited: not reached"):
         with edit(net, {"a": zero()}):
             pass
-    with pytest.warns(TenterhookWarning, match=r"grad\(a\) was never edited: no backward inside"):
+    with pytest.raises(EditError, match=r"grad\(a\) was never edited: no backward inside"):
         with edit(net, {"grad(a)": zero()}) as edits:
             net(X)
     assert edits.report().silent == ["grad(a)"]
-    with pytest.warns(TenterhookWarning, match="but not the call"), edit(net, {"a@3": zero()}):
+    with pytest.raises(EditError, match="but not the call"), edit(net, {"a@3": zero()}):
         net(X)
     with edit(net, {"**": scale(1.0)}):  # of a wide selector, some may stay silent
         net.c(X)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("./nothing", "no value of that name"), ("a[0]", r"no leaf \[0\]"), ("blocks", "container that is never called")],
+)
+def test_each_that_was_never_edited_is_named(address, why):
+    model = nn.Module()
+    model.a, model.blocks = nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 4)])
+    model.forward = lambda x: model.blocks[0](model.a(x))
+    with pytest.raises(EditError, match=f"{why}.*\n.*a@1 was never edited.*\n.*strict=False"):
+        with edit(model, {address: zero(), "a@1": zero(), "a": zero()}) as edits:
+            model(X)
+    assert len(edits.report().silent) == 2
+    with pytest.warns(TenterhookWarning) as told, edit(model, {address: zero(), "a@1": zero()}, strict=False):
+        model(X)
+    assert len(told) == 2 and all(one.filename == __file__ for one in told)
+
+
+def test_an_exception_of_the_block_is_not_hidden_by_one_of_ours(net):
+    with pytest.raises(ZeroDivisionError), edit(net, {"a": zero()}):
+        1 / 0
+
+
+def test_the_edits_of_a_generator_that_is_not_exhausted(net):
+    def generate():
+        with edit(net, {"a": zero(), "b@7": zero()}):
+            yield net(X)
+            yield net(X)
+
+    edited = generate()
+    first = next(edited)
+    edited.close()  # no error: the block was left by an exception, GeneratorExit
+    assert not torch.equal(first, net(X))
 
 
 def test_the_report_says_how_much_changed(net):
@@ -153,7 +187,7 @@ def test_a_failed_change_is_not_counted(net):
 @pytest.mark.parametrize("change", [raises, lambda v: v[:, :2], lambda v, site: v[:, :2]])
 def test_a_failed_change_that_the_model_swallows_is_not_said_to_be_applied(change):
     model = Swallows()
-    with pytest.warns(TenterhookWarning, match="inner was never edited: its change failed"):
+    with pytest.raises(EditError, match="inner was never edited: its change failed, and the exception was caught"):
         with edit(model, {"inner": change}) as edits:
             model(X)
     assert edits.report().silent == ["inner"]
@@ -206,7 +240,7 @@ def test_a_failure_at_one_of_many_sites_is_told():
             return self.b(x)
 
     model = Tries()
-    with pytest.warns(TenterhookWarning, match="a was never edited: its change failed"):
+    with pytest.warns(TenterhookWarning, match="a: its change failed in 1 of 1 calls, and the exception"):
         with edit(model, {"*": add(torch.ones(3))}):
             model(X)
 

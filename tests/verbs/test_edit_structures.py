@@ -221,3 +221,16 @@ def test_nested_tensors_are_edited_by_functions(where, mode):
         with edit(encoder, {where: lambda v: v * 2}) as edits:
             assert torch.equal(encoder(src, src_key_padding_mask=pad), truth)
     assert "cannot be compared" in str(edits.report())
+
+
+def test_a_change_that_fails_on_a_tuple_is_led_to_a_leaf():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x + 1, {"h": x * 2}
+
+    model = Pair()
+    with pytest.raises(TypeError, match=r"in the change at \.@0, a tuple.* in it is \.:out\[0\]\)"):
+        with edit(model, {".": lambda value: value * 2.0}):
+            model(torch.ones(2))
+    with edit(model, {".:out[0]": lambda value: value * 2.0}):
+        assert model(torch.ones(2))[0].tolist() == [4.0, 4.0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import AddressError, TenterhookWarning, capture, observe
+from tenterhook import AddressError, TenterhookWarning, capture, edit, observe
 
 
 def mlp():
@@ -17,7 +17,7 @@ x = torch.randn(3, 4)
 def test_the_function_gets_the_site_and_the_value_of_each_call():
     model, got = mlp(), []
     with observe(
-        model, {"**<Linear>": lambda site, value: got.append((str(site), value.clone(), site.module))}
+        model, {"**<Linear>": lambda value, site: got.append((str(site), value.clone(), site.module))}
     ) as watching:
         model(x)
         model(x)
@@ -28,9 +28,34 @@ def test_the_function_gets_the_site_and_the_value_of_each_call():
     assert [row[:2] for row in watching.report()] == [("0", "2×"), ("2", "2×")]
 
 
+def test_a_function_takes_the_value_and_if_it_wants_the_site():
+    model, got = mlp(), []
+
+    class Looks:
+        def __call__(self, value, site=None):
+            got.append(("object", str(site)))
+
+    def either(value, *, sink=got):
+        sink.append(("value", tuple(value.shape)))
+
+    looks = {"0": either, "1": Looks(), "2": lambda value, where: got.append(("both", str(where)))}
+    with observe(model, looks), observe(model, {"2": got.append}):
+        model(x)
+    assert got[:3] == [("value", (3, 8)), ("object", "1@0"), ("both", "2@0")]
+    assert isinstance(got[3], torch.Tensor)
+
+
+@pytest.mark.parametrize("look", [lambda site, value: None, lambda address, v: None])
+def test_the_order_of_earlier_versions_is_refused(look):
+    with pytest.raises(TypeError, match=r"0: a function is called with \(value, site\), the value first.*: write \(v"):
+        observe(mlp(), {"0": look})
+    with pytest.raises(TypeError, match=r"0: a function is called with \(value, site\), the value first"):
+        edit(mlp(), {"0": look})
+
+
 def test_gradients_inputs_leaves_and_calls():
     lstm, got = nn.LSTM(4, 5), {}
-    look = lambda site, value: got.__setitem__(str(site), value)  # noqa: E731
+    look = lambda value, site: got.__setitem__(str(site), value)  # noqa: E731
     addresses = [".[1][0]", ".:in", "grad(.)", "grad(.:in[0])", "grad(weight_ih_l0)", ".[0]@1"]
     with observe(lstm, dict.fromkeys(addresses, look)):
         out, (h, _) = lstm(x.clone().requires_grad_())
@@ -46,7 +71,7 @@ def test_gradients_inputs_leaves_and_calls():
 
 def test_an_exception_carries_the_address_and_leaves_nothing():
     model = mlp()
-    with pytest.raises(ZeroDivisionError) as error, observe(model, {"2": lambda site, value: 1 / 0}):
+    with pytest.raises(ZeroDivisionError) as error, observe(model, {"2": lambda value, site: 1 / 0}):
         model(x)
     assert error.value.__notes__ == ["while observing 2@0"]
 
@@ -54,13 +79,13 @@ def test_an_exception_carries_the_address_and_leaves_nothing():
 def test_an_observer_that_writes_is_caught():
     model = mlp()
     said = pytest.raises(RuntimeError, match="the observer at 0@0 changed the value in place")
-    with said, observe(model, {"0": lambda site, value: value.zero_()}):
+    with said, observe(model, {"0": lambda value, site: value.zero_()}):
         model(x)
 
 
 def test_an_observer_may_use_the_model_itself():
     model, got = mlp(), []
-    with observe(model, {"0": lambda site, value: got.append(capture.once(model, x, "2"))}):
+    with observe(model, {"0": lambda value, site: got.append(capture.once(model, x, "2"))}):
         model(x)
     assert torch.equal(got[0], model(x))
 
@@ -68,10 +93,10 @@ def test_an_observer_may_use_the_model_itself():
 def test_observers_that_never_fire_are_warned_about():
     model = mlp()
     said = pytest.warns(TenterhookWarning, match="0 was never observed: not reached: Sequential did not call it")
-    with said, observe(model, {"0": lambda site, value: None}):
+    with said, observe(model, {"0": lambda value, site: None}):
         pass
     said = pytest.warns(TenterhookWarning, match=r"its value has no leaf \[logits\]")
-    with said, observe(model, {"0[logits]": lambda site, value: None}):
+    with said, observe(model, {"0[logits]": lambda value, site: None}):
         model(x)
 
 

@@ -1,11 +1,11 @@
 r"""The address grammar: text to `Address` and back, and nothing else.
 
     address = place | "grad(" place ")"
-    place   = path ["<Class>"] ["/" inner] [":in" | ":out"] {"[" leaf "]"} ["@" call]
+    place   = path ["<Class>" ["." path]] ["/" inner] [":in" | ":out"] {"[" leaf "]"} ["@" call]
 
 `parse` reads any text or raises AddressError; `str(address)` prints the canonical form, and parsing
-that gives an equal Address. A path may hold `*` (within one part) and `**` (across parts); a backslash
-takes the meaning from the next character, for the rare module whose name contains one of `<>:[]@/#()*`.
+that gives an equal Address. A path may hold `*` (within one part), `**` (across parts) and `{2..4,7}` (one of these);
+a backslash takes the meaning from the next character, for the rare module whose name contains one of `<>:[]@/#()*{}`.
 """
 
 import re
@@ -18,11 +18,11 @@ from tenterhook.errors import AddressError
 Leaf = int | str
 Call = int | tuple[int | None, int | None]
 
-_PATH = r"(?:\\.|[^\\<>:\[\]@/#()])+"
-_NAME = r"[^\\<>:\[\]@/#()]+(?:\#-?[0-9]{1,9})?"
+_PATH = r"(?:\\.|\{[^{}\\<>:\[\]@/#()*]*\}|[^\\<>:\[\]@/#(){}])+"
+_NAME = r"(?:\{[^{}\\<>:\[\]@/#()*]*\}|[^\\<>:\[\]@/#(){}])+(?:\#-?[0-9]{1,9})?"
 _ADDRESS = re.compile(
     rf"""(?P<path>{_PATH})
-         (?:<(?P<cls>[\w.]+)>)?
+         (?:<(?P<cls>[\w.]+)>(?:\.(?P<tail>{_PATH}))?)?
          (?P<inner>(?:/{_NAME})*)
          (?P<role>:in|:out)?
          (?P<leaf>(?:\[[^\[\]]+\])*)
@@ -31,7 +31,11 @@ _ADDRESS = re.compile(
 )
 _POSITION = re.compile(r"0|-?[1-9][0-9]{0,8}")
 _PLAIN = re.compile(r"[\w.]+").fullmatch
-_RESERVED = re.compile(r"([\\<>:\[\]@/#()*])")
+_RESERVED = re.compile(r"([\\<>:\[\]@/#()*{}])")
+_PIECES = re.compile(r"\\.|\*+|\{[^{}]*\}|\.|[^\\*{.]+|.", re.DOTALL)  # of a path
+_BRACES = re.compile(r"\{[^{}]*\}")
+_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
+_LONGEST_RANGE = 10_000
 
 
 class Address(NamedTuple):
@@ -44,9 +48,10 @@ class Address(NamedTuple):
     leaf: tuple[Leaf, ...] = ()
     call: Call | None = None
     grad: bool = False
+    tail: str = ""  # below each module of the class: `**<LayerNorm>.weight`
 
     def __str__(self) -> str:
-        place = self.path + (f"<{self.cls}>" if self.cls else "") + self.inner
+        place = self.path + (f"<{self.cls}>" if self.cls else "") + (self.tail and f".{self.tail}") + self.inner
         if self.role == "in" or self.leaf:
             place += f":{self.role}"
         place += "".join(f"[{key}]" for key in self.leaf) + _call_text(self.call)
@@ -55,8 +60,9 @@ class Address(NamedTuple):
 
     @property
     def is_glob(self) -> bool:
-        """Whether it may mean several modules: an unescaped star, or a class to keep."""
-        return self.cls is not None or ("*" in self.path and "*" in _unescaped(self.path))
+        """Whether it may mean several modules: an unescaped star or brace, or a class to keep."""
+        path = self.path
+        return self.cls is not None or (("*" in path or "{" in path) and not {"*", "{"}.isdisjoint(_unescaped(path)))
 
     @property
     def name(self) -> str:
@@ -71,7 +77,7 @@ class Address(NamedTuple):
 
     def path_filter(self) -> Callable[[str], bool]:
         """A function that says whether the path means a canonical name ("." for the root)."""
-        whole = re.compile("".join(map(_part_pattern, self.path.split("."))), re.DOTALL).fullmatch
+        whole = path_pattern(self.path).fullmatch
         return lambda name: whole("" if name == "." else f"{name}.") is not None
 
     def with_name(self, name: str) -> "Address":
@@ -80,7 +86,7 @@ class Address(NamedTuple):
 
     def with_grad(self, grad: bool) -> "Address":
         """The address of the gradient, or of the value."""
-        return Address(self.path, self.cls, self.inner, self.role, self.leaf, self.call, grad)
+        return self._replace(grad=grad)
 
     def at(self, *, call: Call | None = None, leaf: tuple[Leaf, ...] = (), grad: bool = False) -> "Address":
         """The address with another call, leaf and grad."""
@@ -103,7 +109,7 @@ def parse(text: str) -> Address:
     grad = text.startswith("grad(") and text.endswith(")")
     place = text[5:-1] if grad else text
     match = _ADDRESS.fullmatch(place)
-    if match is None or not _parts_are_sound(match["path"]):
+    if match is None or not _is_sound(match):
         raise AddressError(f"cannot read the address {text!r}: {_why_unreadable(text, place)}")
     return Address(
         path=match["path"],
@@ -113,6 +119,7 @@ def parse(text: str) -> Address:
         leaf=tuple(_leaf(key) for key in re.findall(r"\[([^\[\]]+)\]", match["leaf"])),
         call=_call(match["call"]),
         grad=grad,
+        tail=match["tail"] or "",
     )
 
 
@@ -143,10 +150,21 @@ def split_number(inner: str) -> tuple[str, int | None]:
 
 @lru_cache(maxsize=1024)
 def _inner_pattern(asked: str) -> re.Pattern[str]:
-    parts = asked.split("/")[1:]
-    return re.compile(
-        "".join("(?:/[^/]+)*" if p == "**" else "/" + re.escape(p).replace(r"\*", "[^/]*") for p in parts)
-    )
+    names = asked.split("/")[1:]
+    return re.compile("".join("(?:/[^/]+)*" if name == "**" else f"/{_inner_name_pattern(name)}" for name in names))
+
+
+def _inner_name_pattern(name: str) -> str:
+    return "".join("[^/]*" if piece == "*" else _piece_pattern(piece) for piece in re.findall(r"\*|\{[^{}]*\}|.", name))
+
+
+def inner_choices(inner: str) -> list[str]:
+    """The inner parts of addresses that one with braces stands for."""
+    found = _BRACES.search(inner)
+    if found is None:
+        return [inner]
+    rest = inner_choices(inner[found.end() :])
+    return [f"{inner[: found.start()]}{one}{tail}" for one in choices(found[0]) for tail in rest]
 
 
 def matches(asked: str, name: str) -> bool:
@@ -183,8 +201,59 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\.", "", path, flags=re.DOTALL)
 
 
+def _is_sound(match: re.Match[str]) -> bool:
+    paths = [path for path in (match["path"], match["tail"]) if path]
+    return all(map(_parts_are_sound, paths)) and all(map(choices, _BRACES.findall(match["inner"])))
+
+
+def parts(path: str) -> list[str]:
+    """The parts of a path, which dots divide; not those within braces."""
+    found = [""]
+    for piece in _PIECES.findall(path):
+        if piece == ".":
+            found.append("")
+        else:
+            found[-1] += piece
+    return found
+
+
 def _parts_are_sound(path: str) -> bool:
-    return path == "." or all(path.split("."))
+    return path == "." or (all(parts(path)) and all(map(_choices_are_sound, _PIECES.findall(path))))
+
+
+def _choices_are_sound(piece: str) -> bool:
+    return piece[0] != "{" or (len(piece) > 1 and bool(choices(piece)))
+
+
+def choices(braces: str) -> list[str]:
+    """What `{0,2..4}` stands for: 0, 2, 3, 4. Nothing, where that cannot be said."""
+    found: list[str] = []
+    for one in braces[1:-1].split(","):
+        span = _RANGE.fullmatch(one.strip())
+        if span is not None and 0 <= int(span[2]) - int(span[1]) < _LONGEST_RANGE:
+            found += map(str, range(int(span[1]), int(span[2]) + 1))
+        elif span is None and one.strip() and ".." not in one:
+            found.append(one.strip())
+        else:
+            return []
+    return found
+
+
+@lru_cache(maxsize=1024)
+def path_pattern(path: str) -> re.Pattern[str]:
+    """Of the names that a path means, each with a dot at the end; the root is empty."""
+    return re.compile("".join(map(_part_pattern, parts(path))), re.DOTALL)
+
+
+def each_choice(path: str) -> list[tuple[str, str]]:
+    """The path with only one of the choices in one of its braces, for each of these, and that choice."""
+    pieces = _PIECES.findall(path)
+    return [
+        ("".join([*pieces[:i], f"{{{choice}}}", *pieces[i + 1 :]]), choice)
+        for i, piece in enumerate(pieces)
+        if piece[0] == "{"
+        for choice in choices(piece)
+    ]
 
 
 def _part_pattern(part: str) -> str:
@@ -193,9 +262,15 @@ def _part_pattern(part: str) -> str:
         return r"(?:[^.]+\.)*"
     if part == "":  # "." alone splits into two empty parts: the root, whose name is empty
         return ""
-    pieces = re.findall(r"\\.|\*+|[^\\*]+", part, flags=re.DOTALL)
-    translate = ("[^.]*" if p[0] == "*" else re.escape(p[1:] if p[0] == "\\" else p) for p in pieces)
-    return "".join(translate) + r"\."
+    return "".join(map(_piece_pattern, _PIECES.findall(part))) + r"\."
+
+
+def _piece_pattern(piece: str) -> str:
+    if piece[0] == "*":
+        return "[^.]*"
+    if piece[0] == "{":
+        return f"(?:{'|'.join(map(re.escape, choices(piece)))})"
+    return re.escape(piece[1:] if piece[0] == "\\" else piece)
 
 
 def _why_unreadable(text: str, place: str) -> str:
@@ -205,6 +280,8 @@ def _why_unreadable(text: str, place: str) -> str:
         return "'grad(' is never closed; write grad(layer1)"
     if place.startswith("grad("):
         return "grad(...) cannot be nested; the gradient of a gradient needs create_graph in your own code"
+    if not {"{", "}"}.isdisjoint(re.sub(r"\{[^{}]*\}", lambda m: m[0] if not choices(m[0]) else "", _unescaped(place))):
+        return "choices are written {0,3,5}, {2..4} or {attn,mlp}: in one part of a path, from low to high, not nested"
     if place.count("[") != place.count("]") or "[]" in place:
         return "a leaf is written [0] or [name], each bracket closed"
     if (role := re.search(r":([^\[\]@]*)", place.split("@")[0])) and role[1] not in ("in", "out"):
@@ -215,4 +292,4 @@ def _why_unreadable(text: str, place: str) -> str:
         return "a value inside a forward is written module/name, module/helper/name or module/name#1"
     if not _parts_are_sound(place):
         return "it has an empty part; the model itself is '.', parts are joined by one dot"
-    return "write path, path:in[0], path@0 or grad(path); put a backslash before <>:[]@/#()* inside a name"
+    return "write path, path:in[0], path@0 or grad(path); put a backslash before <>:[]@/#()*{} inside a name"

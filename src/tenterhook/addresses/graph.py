@@ -49,6 +49,8 @@ class Graph:
         address = parse(text)
         if not address.grad:
             raise AddressError(f"{text}: a graph node has no value, only gradients; ask for grad({text})")
+        if address.tail:
+            raise AddressError(f"{text}: a graph node has no parts, so nothing comes after its class")
         is_named = address.path_filter()
         found = [
             Site(address.with_name(name), step, "node", address.is_glob)
@@ -109,19 +111,22 @@ class Code:
 
     def resolve(self, text: Any) -> list[Site]:
         """The site that a name means; whether there is such a value is known when the function has run."""
-        if not isinstance(text, str):
-            raise TypeError(
-                f"in a function a selector is the name of a variable, such as 'y' or 'grad(y)', got {text!r}"
-            )
-        is_grad = text.startswith("grad(") and text.endswith(")")
-        place = text[5:-1] if is_grad else text
-        try:
-            address = parse(f"./{place}")
-        except AddressError:
-            what = "in a function a value is written name, helper/name, name#1 or grad(name)"
-            raise AddressError(f"cannot read the address {text!r}: {what}") from None
-        check_inner(text, address)
-        return [Site(address._replace(path="", grad=is_grad), self, "inner", "*" in address.inner)]
+        return [variable(text, self)]
+
+
+def variable(text: Any, function: Any) -> Site:
+    """The site of a variable of a function, by its name."""
+    if not isinstance(text, str):
+        raise TypeError(f"in a function a selector is the name of a variable, such as 'y' or 'grad(y)', got {text!r}")
+    is_grad = text.startswith("grad(") and text.endswith(")")
+    place = text[5:-1] if is_grad else text
+    try:
+        address = parse(f"./{place}")
+    except AddressError:
+        what = "in a function a value is written name, helper/name, name#1 or grad(name)"
+        raise AddressError(f"cannot read the address {text!r}: {what}") from None
+    check_inner(text, address)
+    return Site(address._replace(path="", grad=is_grad), function, "inner", "*" in address.inner)
 
 
 def content_of(cell: CellType) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tenterhook.addresses.grammar import Address, escape, parse
-from tenterhook.addresses.modules import WRAPPER_PARTS, find, own_tensors, shape_of, tensors_of, unwrap, walk
-from tenterhook.errors import AddressError, close_matches
+from tenterhook.addresses.globs import meant_by, unknown
+from tenterhook.addresses.grammar import Address, escape, inner_choices, parse
+from tenterhook.addresses.modules import WRAPPER_PARTS, find, own_tensors, shape_of, unwrap, walk
+from tenterhook.errors import AddressError
 
 _Filter = Callable[[str, Any], bool]  # of a canonical name and what has it
 Selector = str | nn.Module | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -206,7 +207,7 @@ def _resolve_text(model: nn.Module, text: str) -> list[Site]:
         return _resolve_glob(model, text, address)
     site = _literal(model, address.name, address) or _literal(model, text, address)
     if site is None:
-        raise _unknown(model, text, address)
+        raise unknown(model, text, address)
     if site.kind != "module" and (address.role == "in" or address.leaf or address.call is not None):
         what = "inputs, leaves and calls belong to modules"
         raise AddressError(f"{text!r}: {address.name} is a {site.kind}, which is one tensor; {what}")
@@ -222,15 +223,13 @@ def _resolve_inner(model: nn.Module, text: str, address: Address) -> list[Site]:
     else:
         site = _literal(model, around.name, around)
         if site is None:
-            raise _unknown(model, text, around)
+            raise unknown(model, text, around)
         owners = [site]
     if any(site.kind != "module" for site in owners):
         raise AddressError(f"{text!r}: {owners[0].address.name} is a {owners[0].kind}, which has no forward")
     wide = address.is_glob or "*" in address.inner
-    found = []
-    for site in owners:
-        found.append(Site(site.address._replace(inner=address.inner), site.module, "inner", wide))
-    return found
+    names = inner_choices(address.inner)
+    return [Site(site.address._replace(inner=name), site.module, "inner", wide) for site in owners for name in names]
 
 
 def check_inner(text: str, address: Address) -> None:
@@ -267,21 +266,10 @@ def _site_of(model: nn.Module, module: nn.Module) -> Site:
 
 
 def _resolve_glob(model: nn.Module, text: str, address: Address) -> list[Site]:
-    wanted = _filter(address)
-    found = _modules(model, address, wanted)
-    if not found and address.role == "out" and not address.leaf:
-        found = [*_tensors(model, address, "parameter", wanted), *_tensors(model, address, "buffer", wanted)]
-    if not found:
-        raise _unknown(model, text, address)
-    return found
-
-
-def _filter(address: Address) -> _Filter | None:
-    """A function that says whether a glob means a module or tensor; None where it means all."""
-    is_named, cls = address.path_filter(), address.cls
-    if cls is not None:
-        return lambda name, thing: is_named(name) and any(c.__name__ == cls for c in type(thing).__mro__)
-    return None if address.path == "**" else lambda name, _: is_named(name)
+    if address.path == "**" and address.cls is None:
+        return _modules(model, address, None)
+    found = meant_by(model, text, address)
+    return [Site(address.with_name(thing.name), thing.owner, thing.kind, True) for thing in found]
 
 
 def _matching(model: nn.Module, wanted: _Filter, what: str) -> list[Site]:
@@ -299,30 +287,3 @@ def _modules(model: nn.Module, address: Address, wanted: _Filter | None) -> list
         if id(module) not in found and (wanted is None or wanted(name, module)):
             found[id(module)] = Site(address.with_name(name), module, "module", True)
     return list(found.values())
-
-
-def _tensors(model: nn.Module, address: Address, kind: str, wanted: _Filter | None) -> list[Site]:
-    found: dict[int, Site] = {}
-    for name, (owner, tensor) in tensors_of(model, kind):
-        if id(tensor) not in found and (wanted is None or wanted(name, tensor)):
-            found[id(tensor)] = Site(address.with_name(name), owner, kind, True)
-    return list(found.values())
-
-
-def _unknown(model: nn.Module, text: str, address: Address) -> AddressError:
-    modules = list(walk(model))
-    lines = [f"nothing in {type(model).__name__} answers to {text!r}"]
-    if address.cls is not None:
-        classes = [type(m).__name__ for _, m in modules]
-        near = [f"{address.path}<{name}>" for name in close_matches(address.cls, classes)]
-        lines.append(f"its classes are {', '.join(sorted(set(classes)))}")
-    else:
-        names = [name for name, _ in modules]
-        names += [name for kind in ("parameter", "buffer") for name, _ in tensors_of(model, kind)]
-        near = close_matches(address.name, names)
-    if address.name in getattr(getattr(type(model).forward, "__code__", None), "co_varnames", ()):
-        near = [f"./{address.name}", *near]  # a variable in its own forward
-    if near:
-        lines.append(f"did you mean {', '.join(near)}?")
-    lines.append("all addresses: print(tenterhook.sites(model)), or `tenterhook sites FILE.py:factory`")
-    return AddressError("\n  ".join(lines))

@@ -21,22 +21,28 @@ _LOADS = (*_ATTRIBUTES, "LOAD_FAST")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
 
 
-def why_never_called(model: nn.Module | None, site: Site) -> str:
-    """The likeliest reason that no call of a module was seen."""
+def why_never_called(model: nn.Module | None, site: Site, something_ran: bool = True) -> str:
+    """Why no call of a module was seen; `something_ran`: others of the model's were called."""
     module = site.module
     if module is None or model is None:
         return "the model is gone"
-    if type(module).__call__ is not nn.Module.__call__:
-        return f"{type(module).__name__} has a __call__ of its own, which goes around hooks; they belong in forward"
-    if is_container(module):
+    if is_container(module) and not _goes_around(module):
         return f"a {type(module).__name__} is a container that is never called; ask for its children"
     parent, name, is_in_list = _caller(model, site.address.name)
+    around = _way_around(parent, module, name, is_in_list)
+    if around and not something_ran:
+        return f"no call was seen at any address of this session; if the model ran in it: {around}"
+    if around or parent is None or parent is module:
+        return around or "it was not called inside this session"
+    return f"not reached: {type(parent).__name__} did not call it inside this session"
+
+
+def _way_around(parent: nn.Module | None, module: nn.Module, name: str, is_in_list: bool) -> str:
+    """How the model's code goes around the hooks of a module, if it does."""
+    if _goes_around(module):
+        return f"{type(module).__name__} has a __call__ of its own, which goes around hooks; they belong in forward"
     if parent is None or parent is module:
-        return "it was not called inside this session"
-    return _why_not_called_by(parent, module, name, is_in_list)
-
-
-def _why_not_called_by(parent: nn.Module, module: nn.Module, name: str, is_in_list: bool) -> str:
+        return ""
     where = type(parent).__name__
     if isinstance(parent, torch.jit.ScriptModule):
         return f"{where} runs as TorchScript, which calls no Python hooks"
@@ -45,7 +51,16 @@ def _why_not_called_by(parent: nn.Module, module: nn.Module, name: str, is_in_li
         return f"{where} calls its .forward() directly, which goes around hooks; call the module instead"
     if reads & {"weight", "bias", *module._parameters}:
         return f"{where} uses its weights directly (a fused kernel), so it is never called"
-    return f"not reached: {where} did not call it inside this session"
+    return ""
+
+
+def _goes_around(module: nn.Module) -> bool:
+    """Whether a module has a __call__ of its own that does not lead to torch's."""
+    own = next(vars(cls)["__call__"] for cls in type(module).__mro__ if "__call__" in vars(cls))
+    if own is nn.Module.__call__:
+        return False
+    code = getattr(own, "__code__", None)
+    return code is None or not {"__call__", "_call_impl", "_wrapped_call_impl"} & set(code.co_names)
 
 
 def is_container(module: nn.Module) -> bool:

@@ -23,7 +23,7 @@ class Function:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.takes_site = _takes_site(function)
+        self.takes_site = takes_site(function)
         self.is_plain = not self.takes_site
 
     def __call__(self, value: Any, site: Site | None = None) -> Any:
@@ -44,13 +44,23 @@ class Function:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-def _takes_site(function: Callable[..., Any]) -> bool:
+def takes_site(function: Callable[..., Any]) -> bool:
+    """Whether a function given to a verb is `f(value, site)`; else it is `f(value)`."""
+    names, needed = _positional(function)
+    if names[:1] in (["site"], ["address"]) and len(names) > 1:
+        what = "is called with (value, site), the value first"
+        raise TypeError(f"a function {what}; this one begins with {names[0]!r}: write ({names[1]}, {names[0]})")
+    return needed >= 2 or names[1:2] == ["site"]
+
+
+def _positional(function: Callable[..., Any]) -> tuple[list[str], int]:
+    """The names of what a function takes by position, and how many of them it needs."""
     if type(function) is FunctionType and function.__defaults__ is None:
-        return function.__code__.co_argcount >= 2
+        code = function.__code__
+        return list(code.co_varnames[: code.co_argcount]), code.co_argcount
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # many of torch's own
-        return False
+        return [], 0
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in positional if p.default is p.empty]
-    return len(needed) >= 2 or any(p.name == "site" for p in positional[1:2])
+    return [p.name for p in positional], sum(p.default is p.empty for p in positional)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tenterhook.addresses.sites import Site
 from tenterhook.changes.change import KINDS, Arguments, Number, as_change, ready
+from tenterhook.changes.places import index_in
 from tenterhook.values.tree import can_have_gradient, describe
 
 Dims = int | tuple[int, ...]
@@ -90,8 +91,8 @@ def resample(value: Tensor, rows: Tensor, seed: int = 0) -> Tensor:
     """For each row of the value a random row of another capture; the same ones at each call with the same seed."""
     if rows.shape[1:] != value.shape[1:] or not len(rows):
         raise ValueError(f"the rows to draw from have shape {_times(rows)}, the value {_times(value)}")
-    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same rows on every device
-    drawn = torch.randint(len(rows), (len(value),), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)  # there: the same rows on every device
+    drawn = torch.randint(len(rows), (len(value),), generator=generator, device="cpu")
     return _instead(value, rows[drawn.to(value.device)].to(value.dtype))
 
 
@@ -109,7 +110,8 @@ def _basis(rows: Tensor) -> Tensor:
     """Orthonormal rows for the same space, in float64; those that are so already stay as they are, bit for bit."""
     wide = rows.to(torch.promote_types(rows.dtype, torch.float64), copy=True)
     eps = torch.finfo(wide.dtype).eps
-    if torch.allclose(wide @ wide.mH, torch.eye(len(rows)).to(wide), rtol=0, atol=64 * eps):
+    one = torch.eye(len(rows), dtype=wide.dtype, device=wide.device)
+    if torch.allclose(wide @ wide.mH, one, rtol=0, atol=64 * eps):
         return wide
     _, size, basis = torch.linalg.svd(wide, full_matrices=False)
     return basis[size > size.max() * len(rows) * torch.finfo(_at_least_float32(rows)).eps]
@@ -156,6 +158,7 @@ def _with_change(arguments: Arguments) -> Arguments:
 @ready(prepare=_with_change)
 def at(value: Tensor, index: Any, change: Any, site: Site | None = None) -> Tensor:
     """A change at some positions only: `at((slice(None), 5), zero())` is `value[:, 5] = 0` on a copy."""
+    index = index_in(value, index)
     out, part = value.clone(), value[index]
     new = change(part, site)
     if isinstance(new, Tensor) and (new.shape, new.dtype) != (part.shape, part.dtype):

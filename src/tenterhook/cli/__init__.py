@@ -23,12 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help_line = (command.__doc__ or "").partition("\n")[0]
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         command.add_arguments(sub)
-    words, program = run.split(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, program = sites.split(words) if words[:1] == ["sites"] else run.split(words)
     options = parser.parse_args(words)
     if options.command == "run":  # whatever its program raises is the program's
         return run.run(options, program)
     try:
-        return _COMMANDS[options.command].run(options)
+        return sites.run(options, program) if options.command == "sites" else summary.run(options)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def _share(text: Any) -> float | None:
 
 
 def _listed(value: Any) -> tuple[str, ...]:
-    words = value.split(",") if isinstance(value, str) else list(value)
+    words = re.split(r",(?![^{}]*\})", value) if isinstance(value, str) else list(value)  # h.{0,3} is one
     return tuple(word.strip() for word in words if word.strip())
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook.errors import EditError
+from tenterhook.hooks.missing import ungraded, why_no_graph
 from tenterhook.hooks.scope import here
 from tenterhook.hooks.tap import Tap, with_part
-from tenterhook.platform.autograd import sequence_number
+from tenterhook.platform.autograd import next_sequence_number, sequence_number
 from tenterhook.platform.functorch import in_transform_without_gradients
 from tenterhook.platform.tensors import is_view
 from tenterhook.values.inputs import Inputs
@@ -59,21 +60,28 @@ class GradientTap(Tap):
             self.hook(tensor, call, path)
         must_have = self.action.changes and not self.site.wide and torch.is_grad_enabled()
         if must_have and not any(tensor.requires_grad for _, tensor in found):
-            raise EditError(f"{self.site.at(call)} cannot be edited: {self.missed or 'its value has no tensor'}")
+            raise EditError(f"{self.site.at(call)} cannot be edited: {self._why_not_editable()}")
 
     def hook(self, tensor: Tensor, call: int, path: Path) -> None:
         """Have `arrive` called with the gradient of one tensor."""
         if not tensor.requires_grad:
-            self.missed = self.why_no_gradient(tensor, call)
+            self.note_no_graph(tensor, call)
             return
         self.is_view = self.is_view or is_view(tensor)
         is_leaf = tensor.grad_fn is None  # read in any case: torch 2.13 can crash in register_hook otherwise
+        self.note_waiting(tensor)
         handle = tensor.register_hook(Unsaved(self.arrive, call, path))
         self.scope.add(handle)
+        self.scope.want(tensor)
         if (self.changes or len(here()) != 1) and len(tensor._backward_hooks or ()) > 1:
             later_site_first(tensor, self)
         if is_leaf:
             self._replace_leaf_hook((id(tensor), path), handle)
+
+    def note_waiting(self, tensor: Tensor) -> None:
+        """Its gradient is waited for: note where in a graph it is."""
+        node = tensor.grad_fn
+        self.born = next_sequence_number() - 0.5 if node is None else sequence_number(node)  # a leaf has no number
 
     def _replace_leaf_hook(self, key: tuple[int, Path], handle: RemovableHandle) -> None:
         """A leaf tensor outlives the graph, so the last call that returned it owns its gradient."""
@@ -85,17 +93,23 @@ class GradientTap(Tap):
         known[key] = handle
         self._on_leaves = known
 
-    def why_no_gradient(self, tensor: Tensor, call: int) -> str:
-        """Why a tensor that does not require a gradient does not."""
+    def note_no_graph(self, tensor: Tensor, call: int) -> None:
+        """A tensor came that does not require a gradient: note what tells why."""
         if not can_have_gradient(tensor):
-            return f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
-        if in_transform_without_gradients():
-            return "inside vmap or jvp a value has no gradient of its own; it has one in torch.func.grad or vjp"
-        if torch.is_grad_enabled():
-            return "frozen: nothing before it requires a gradient; frozen=True gives it one all the same"
-        if self.may_come_again(call):
-            return "it ran without gradients, in an autograd.Function or in a checkpoint that did not run again since"
-        return "it ran under torch.no_grad() or inference_mode(), where there are no gradients"
+            self.missed = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
+        elif in_transform_without_gradients():
+            self.missed = "inside vmap or jvp a value has no gradient of its own; it has one in torch.func.grad or vjp"
+        elif not torch.is_grad_enabled() and self.may_come_again(call):
+            what = "in an autograd.Function or in a checkpoint that did not run again since"
+            self.missed = f"it ran without gradients, {what}"
+        else:
+            self.ungraded = ungraded(tensor, self.site.address.role == "in", self.site.spot)
+
+    def _why_not_editable(self) -> str:
+        session = self.scope.session()
+        if self.missed or self.ungraded is None:
+            return self.missed or "its value has no tensor"
+        return why_no_graph(self, None if session is None else session.model(), self.ungraded)
 
     def own(self, part: Any, value: Any, start: CallStart | None) -> tuple[Any, Any]:
         """The part whose gradient will be hooked, and the value with it in place, which the model goes on with."""

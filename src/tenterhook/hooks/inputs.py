@@ -48,6 +48,8 @@ class InputTap(GradientTap):
         session.places.put(module._forward_pre_hooks, self, with_kwargs=flags)
         if self.site.address.grad or self.changes:
             session.places.at_end(self._waiting.clear)
+            if self.site.address.grad:
+                session.wait_for_gradient(self)
             # What took the place of an input goes back in the other order, the inner session's first.
             table, flags = module._forward_hooks, module._forward_hooks_with_kwargs
             session.places.put(table, _After(self), with_kwargs=flags, first=self.changes)
@@ -96,10 +98,12 @@ class InputTap(GradientTap):
             if tensor is not original:  # frozen=True made a copy that only this module will use
                 self.hook(tensor, call, path)
             elif not (tensor.requires_grad and torch.is_grad_enabled()):
-                self.missed = self.why_no_gradient(tensor, call)
+                self.note_no_graph(tensor, call)
             elif self.is_copied_for_us(tensor):  # likewise, and edited first
                 self.hook(tensor, call, path)
             else:
+                self.scope.want(tensor)
+                self.note_waiting(tensor)
                 wanted.append(WantedInput(tensor, path))
         return wanted
 

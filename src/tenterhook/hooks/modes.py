@@ -32,6 +32,9 @@ class Mode(TorchFunctionMode):
         """In this thread."""
         remove_function_mode(self)
 
+    def restart(self) -> None:
+        """Begin to count again."""
+
     def place_hooks(self, session: "Session") -> None:
         """Place the hooks that it needs, once all taps are placed."""
 

@@ -29,6 +29,8 @@ class OutputTap(GradientTap):
             self.missed = SCRIPTED
             return
         session.places.put_plainly(module._forward_hooks, self)
+        if self.site.address.grad:
+            session.wait_for_gradient(self)
         if self.action.changes and self.site.address.grad:
             self._start = StartHook()
             session.places.at_end(self._start.calls.clear)

@@ -1,12 +1,15 @@
 """What a session says of itself: a table of its sites, and notes on what a user should know."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from tenterhook import markup
 from tenterhook.platform import compiler
 from tenterhook.tables import Table
+from tenterhook.values.tree import leaves
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -32,15 +35,33 @@ class Report:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        return "\n".join([str(self._table()), *(f"note: {note}" for note in self.notes)])
+        return "\n".join([str(self.table()), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_() + "".join(f"<p>note: {note}</p>" for note in self.notes)
+    def html(self) -> str:
+        """The report as a part of a page."""
+        return self.table().html() + markup.notes(f"note: {note}" for note in self.notes)
 
-    def _table(self) -> Table:
+    def _repr_html_(self) -> str:
+        return markup.page(self.html())
+
+    def table(self) -> Table:
+        """The table alone."""
         return Table(self.header, self.rows, right=self._right)
+
+
+def zeros_in(gradient: Any) -> str:
+    """For a report: that a gradient is zero everywhere, or which leaves of it are."""
+    found = [(path, not bool(leaf.count_nonzero())) for path, leaf in leaves(gradient) if _has_numbers(leaf)]
+    if found and all(is_zero for _, is_zero in found):
+        return ", all zeros"
+    zeros = ["".join(f"[{key}]" for key in path) for path, is_zero in found if is_zero]
+    return f", all zeros at {', '.join(zeros[:4])}" if zeros else ""
+
+
+def _has_numbers(leaf: Tensor) -> bool:
+    return leaf.numel() > 0 and not leaf.is_meta and leaf.layout == torch.strided
 
 
 def notes_on(session: "Session") -> Iterator[str]:
@@ -51,7 +72,9 @@ def notes_on(session: "Session") -> Iterator[str]:
     for mode in session.modes:
         yield from mode.notes()
     if session.ended_by is not None and issubclass(session.ended_by, Exception):
-        yield f"the block was left by {session.ended_by.__name__}: a module that was running then returned nothing"
+        inside = session.raised.innermost(session.model()) if session.raised is not None else ""
+        where = f" in {inside}" if inside else ""
+        yield f"the block was left by {session.ended_by.__name__}{where}: a module that was running returned nothing"
     yield from _notes_of_taps(session)
     if _turned_fast_path_off(session):
         yield "hooks turn off PyTorch's fused transformer kernel in eval mode: last bits may differ from it"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from tenterhook.platform.autograd import graph_task
@@ -24,6 +24,7 @@ from tenterhook.platform.checkpoints import (
     run_again_under,
     runs_in_backward,
 )
+from tenterhook.platform.tensors import viewed_by
 from tenterhook.values.tree import can_have_gradient
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
@@ -36,11 +37,13 @@ class Scope:
 
     _prune_at = 1024
     is_open = False
+    rests = False  # whether what runs now is left out, though it is the session's
     task = -1  # the backward pass that the session was opened in, by code that a checkpoint runs again
     around: Collection[Any] = ()  # the checkpoints that it was opened in
     number = -1  # in the order of opening
     is_awaited = False  # whether a checkpoint may ask for its changes again
     moment: "Moment | None" = None  # where many values are kept inside a forward
+    sources: list[GradientEdge] | None = None  # where gradients are waited for, if the session runs the backward itself
     session: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, where taps change something
 
     def __init__(self, frozen: bool) -> None:
@@ -74,6 +77,12 @@ class Scope:
         if len(self.handles) > self._prune_at:
             self.handles = [h for h in self.handles if h.id in (h.hooks_dict_ref() or ())]
             self._prune_at = max(1024, 2 * len(self.handles))
+
+    def want(self, tensor: Tensor) -> None:
+        """A tap waits for the gradient of a tensor as it is now: note where in the graph that is, if anybody asks."""
+        if self.sources is not None:
+            base = viewed_by(tensor)  # a write into a view leads the graph past it, to its base
+            self.sources += [get_gradient_edge(t) for t in (tensor, base) if t is not None and t.requires_grad]
 
     def remove_hooks(self) -> None:
         """Remove what `add` was given."""

@@ -9,7 +9,8 @@ pass is a checkpoint's recomputation: it has the number that it had the first ti
 is done again.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from tenterhook.addresses.grammar import may_cover
 from tenterhook.addresses.sites import Site
 from tenterhook.addresses.why import why_never_called
+from tenterhook.hooks.missing import Passed, Ungraded, why_no_graph, why_not_reached
 from tenterhook.hooks.scope import Scope, here
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import Replays, may_be_checkpointed
@@ -27,6 +29,9 @@ from tenterhook.values.tree import Path, describe, paths_of, pick, put, version_
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
+
+
+_INDEX = re.compile(r"[-\d:,.\s]+").fullmatch
 
 
 class Call(NamedTuple):
@@ -46,9 +51,16 @@ class Action:
         """How often something came."""
         raise NotImplementedError
 
+    def has_come(self, tap: "Tap") -> bool:
+        """Whether anything came: asked after each backward pass."""
+        return bool(self.fired(tap))
+
     def on_value(self, tap: "Tap", value: Any, call: Call) -> Any:
         """The value at the site; of a structure, the part that was asked for."""
         raise NotImplementedError
+
+    def restart(self) -> None:
+        """Forget what came, for the next batch."""
 
     def on_structure(self, tap: "Tap", value: Any, call: int) -> None:
         """A structured value, before the gradients of its leaves come."""
@@ -67,6 +79,9 @@ class Tap(Hook):
     number = 0  # among the taps of its session
     missed = ""  # why nothing came when it was called, for the report
     note = ""  # for the report, whatever came
+    born: float | None = None  # of a gradient: the number of the graph node whose gradient was last waited for
+    ungraded: Ungraded | None = None  # the last value that came without a graph
+    passed: Passed | None = None  # the last backward pass that brought nothing
     is_view = False  # of a gradient: whether a value was a view, whose hook is lost when its base is written into
     _replays: Replays | None = None
 
@@ -82,6 +97,18 @@ class Tap(Hook):
     def each(self) -> "Sequence[Tap]":
         """Itself; of an address inside a forward, the taps of the values that it turned out to mean."""
         return (self,)
+
+    def restart(self) -> None:
+        """Begin to count again, for the next batch; it stays where it is attached."""
+        if self.calls:  # else the reason was known before
+            self.missed = ""
+        self.calls = self.elsewhere = self.recomputed = 0
+        self.note, self._replays = "", None
+        self.action.restart()
+
+    def own_calls(self) -> Iterable[int]:
+        """The numbers of the calls in which a value can have come."""
+        return range(self.calls)
 
     @property
     def fired(self) -> int:
@@ -117,8 +144,10 @@ class Tap(Hook):
             self.recomputed += 1
             return self._call_again()
         if self.scope not in here():
-            self.elsewhere += 1
+            self.elsewhere += not self.scope.rests
             return self._call_again()
+        if self.scope.rests:
+            return None
         call = self.calls
         self.calls = call + 1
         runs_again = self.changes or (self.site.address.grad and not torch.is_grad_enabled())
@@ -156,20 +185,24 @@ class Tap(Hook):
         """True if a report has a row for it; `others_came`: whether any tap has wide answers."""
         return True
 
-    def why_silent(self, model: Any) -> str:
-        """The most likely reason that it never fired."""
+    def why_silent(self, model: Any, session: "Session | None" = None) -> str:
+        """The reason that it never fired, as far as it is known."""
         if self.missed:
             return self.missed
         if self.site.kind == "module" and not self.calls:
-            if self.elsewhere:
-                return f"its {self.elsewhere} calls came from another thread or async task than this session's"
-            if self.recomputed:
-                return "called only inside a backward pass, where a checkpoint recomputes; open the session earlier"
-            return why_never_called(model, self.site)
+            return self._why_not_called(model, session)
+        if self.site.address.grad and self.ungraded is not None and self.born is None:
+            return why_no_graph(self, model, self.ungraded)
         if self.site.address.grad:
-            view = ", or the base of this view was changed in place" if self.is_view else ""
-            return f"no backward inside this session reached it: none ran, or the loss does not need it{view}"
+            return why_not_reached(self, model, None if session is None else session.passes)
         return f"it was called {self.calls} times, but not the call that was asked for"
+
+    def _why_not_called(self, model: Any, session: "Session | None") -> str:
+        if self.elsewhere:
+            return f"its {self.elsewhere} calls came from another thread or async task than this session's"
+        if self.recomputed:
+            return "called only inside a backward pass, where a checkpoint recomputes; open the session earlier"
+        return why_never_called(model, self.site, something_ran=session is None or session.saw_anything())
 
 
 def check_unchanged(before: list[tuple[Tensor, int]], who: str) -> None:
@@ -197,4 +230,21 @@ def _no_such_leaf(value: Any, path: Path) -> str:
     if isinstance(value, Inputs):
         have = ", ".join(f"[{key}]" for key in value) or "no arguments"
         return f"it was called without {asked}; it was given {have}"
+    if isinstance(value, torch.Tensor):
+        return f"its value has no leaf {asked}; it is one tensor, {describe(value)}{_index_hint(path)}"
     return f"its value has no leaf {asked}; it is {describe(value)}, with leaves {paths_of(value)}"
+
+
+def _as_slice(part: str) -> str:
+    return "slice(None)" if part == ":" else f"slice({', '.join(end or 'None' for end in part.split(':'))})"
+
+
+def _index_hint(path: Path) -> str:
+    """How to get a part of a tensor, which is no leaf."""
+    text = str(path[0])
+    if len(path) != 1 or not _INDEX(text):
+        return ""
+    parts = [part.strip() for part in text.split(",")]
+    index = [_as_slice(part) if ":" in part else part for part in parts]
+    given = index[0] if len(index) == 1 else f"({', '.join(index)})"
+    return f"; index what was captured, seen[...][{text}]; an edit of a part is at({given}, change)"

@@ -1,6 +1,7 @@
 """A tap on a parameter or buffer: its value on entering, its gradient at every backward, or another value meanwhile."""
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from tenterhook.hooks.tap import Call, Tap
 from tenterhook.platform.autograd import at_end_of_backward, graph_task
 from tenterhook.platform.checkpoints import checkpoints
 from tenterhook.platform.fsdp import local_part
+from tenterhook.values.tree import Path
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -54,11 +56,14 @@ class TensorTap(Tap):
         On a parameter that FSDP2 has sharded it never fires; there the hook after the accumulation does, with `.grad`
         as it then stands.
         """
+        session.wait_for_gradient(self)
+        self.born = math.inf  # no graph is older or younger
         hooks = _GradientHooks(self)
         if session.reduced:
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated_first))
             return
         session.places.keep(parameter.register_hook(hooks.contributed))
+        self.scope.want(parameter)
         if local_part(parameter) is not None:
             session.places.keep(parameter.register_post_accumulate_grad_hook(hooks.accumulated))
 
@@ -75,6 +80,9 @@ class TensorTap(Tap):
         self._swap = swap
         if len(session.swapped) == 1:
             session.modes.append(Witness(self.scope))
+
+    def arrive(self, call: int, path: Path, grad: Tensor | None) -> Tensor | None:
+        return None if self.scope.rests else super().arrive(call, path, grad)
 
     def put_back(self) -> None:
         """Undo the change."""

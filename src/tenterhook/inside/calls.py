@@ -7,14 +7,14 @@ that nobody has to say when a call has ended. Those that it calls find it by its
 import functools
 import weakref
 from collections.abc import Iterable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from tenterhook.hooks.session import Session
 from tenterhook.inside.copies import original
-from tenterhook.inside.functions import is_decorator, is_forward, is_ours, part
+from tenterhook.inside.functions import is_decorator, is_forward, is_of_optimizer, is_ours, part
 from tenterhook.inside.instrument import Want
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import Again, checkpoint_of
@@ -37,6 +37,7 @@ class Where(NamedTuple):
     owner: Any  # the module, or the function that is none
     prefix: str
     call: Call
+    outside: bool = False  # in a method that no forward has called, but the user's own loop or a trainer
 
     def copy(self) -> "Where":
         """With counts of its own, for what runs again."""
@@ -102,6 +103,10 @@ class Calls:
         session = self._session()
         return set() if session is None else {id(ref()) for ref in session.modules}
 
+    def restart(self) -> None:
+        """Begin to count again."""
+        self._numbers.clear()
+
     def is_of_model(self, module: nn.Module) -> bool:
         """Whether it is one of the model's: its methods belong to no other's call."""
         return id(module) in self._wanted or id(module) in self._modules
@@ -115,9 +120,13 @@ class Calls:
         where = self._begins_call(frame, me)
         if where is not None:
             return where
-        below = [(frame, me)]
+        below, nearest = [(frame, me)], 0
+        named = below[0]  # the last of them that adds a name of its own
+        around: set[int] = set()  # those that only stand around a method
         while (frame := frame.f_back) is not None:
-            if (known := self._known(frame)) is not None:
+            above = (frame, self_of(frame))
+            is_around = stands_around(*above, *named)
+            if (known := self._known(frame)) is not None and not (known.outside and (nearest or is_around)):
                 where = known
                 break
             if (found := self._origin(frame)) is not None:
@@ -125,8 +134,16 @@ class Calls:
                 break
             if frame.f_code.co_filename == CALLS or _ends(frame):
                 break
-            below.append((frame, self_of(frame)))
-        where = where or NOWHERE
+            if is_of_optimizer(frame.f_code.co_filename) and not nearest:
+                nearest = len(below)  # what is below is a closure's: a trainer calls its training_step there
+            if is_around:
+                around.add(len(below))
+            else:
+                named = above
+            below.append(above)
+        if where is None:  # in no forward: the address begins at the nearest method
+            where = NOWHERE
+            below = [one for i, one in enumerate(below[: nearest or None]) if i not in around]
         for frame, me in reversed(below):
             where = self._below(frame, me, where)
         return where
@@ -173,7 +190,8 @@ class Calls:
         if me is not None and self.is_of_model(me):
             is_own = is_forward(code, me)
             if above.owner is not me:  # called from outside, not by way of the module's call
-                above = Where(me, "", self._new_call(me) if is_own else self._call_of(code.co_name, me, frame))
+                call = self._new_call(me) if is_own else self._call_of(code.co_name, me, frame)
+                above = Where(me, "", call, not is_own and (above is NOWHERE or above.outside))
             if is_own and not is_decorator(code, me):
                 return Where(me, "", above.call)  # by its name: by a wrapper, a subclass, another module
         return above if above is NOWHERE else self._in_helper(frame, me, above)
@@ -211,6 +229,25 @@ def self_of(frame: Any) -> Any:
         return None
     first = first_argument(frame)
     return first if isinstance(first, nn.Module) else None
+
+
+def stands_around(frame: FrameType, me: Any, inner: FrameType, owner: Any) -> bool:
+    """Whether a function runs for a method that it calls: a subclass's of the same name, or a decorator's wrapper."""
+    name, code = inner.f_code.co_name, original(frame.f_code)
+    if owner is None or name == "forward":
+        return False
+    if frame.f_code.co_name == name:
+        return me is owner
+    methods = (vars(cls).get(name) for cls in type(owner).__mro__)
+    return any(code in _codes_around(method) for method in methods if hasattr(method, "__wrapped__"))
+
+
+def _codes_around(method: Any) -> Iterable[CodeType]:
+    """The code of a decorated method's wrappers, which say what they wrap, as with functools.wraps."""
+    while hasattr(method, "__wrapped__"):
+        if isinstance(method, FunctionType):
+            yield original(method.__code__)
+        method = method.__wrapped__
 
 
 def _ends(frame: Any) -> bool:

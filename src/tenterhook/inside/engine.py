@@ -91,6 +91,13 @@ class Inside:
             if self in anywhere:
                 anywhere.remove(self)
 
+    def restart(self) -> None:
+        """Begin to count again."""
+        self._taps.clear()
+        self._ran.clear()
+        self.calls.restart()
+        self._moment.over()
+
     def place_hooks(self, session: Session) -> None:
         """It has none."""
 
@@ -129,7 +136,8 @@ class Inside:
     def begin(self, frame: Any, place: Place, me: nn.Module | None) -> Running | None:
         """A function begins that belongs to a call of the model; None if it does not."""
         patterns = self.patterns
-        if not self._times_on or (me is not None and id(me) not in patterns.of and self._goes_around(me)):
+        is_off = not self._times_on or self.scope.rests
+        if is_off or (me is not None and id(me) not in patterns.of and self._goes_around(me)):
             return None
         want = patterns.want(place.code)
         where = self.calls.locate(frame, me) if want else NOWHERE
@@ -173,7 +181,7 @@ class Inside:
         if not taps:
             return None
         for tap in taps:
-            tap.calls = where.call.number
+            tap.begin(where.call.number)
         token = now.set(())  # what a change or an observer computes is not the model's
         try:
             with no_function_mode():

@@ -17,6 +17,7 @@ from tenterhook.platform.layers import no_forward
 
 _OURS = str(Path(__file__).parents[1] / "_")[:-1]
 _TORCH = re.escape(str(Path(torch.__file__).parent / "_")[:-1])
+_OPTIMIZERS = str(Path(torch.__file__).parent / "optim" / "_")[:-1]
 _PLUMBING = "utils overrides _dynamo _jit_internal _tensor _ops _library autograd amp jit nn/modules/module nn/parallel"
 _PLUMBING += " distributed _functorch _compile fx _vmap_internals"
 _is_plumbing = re.compile(_TORCH + rf"(?:{'|'.join(_PLUMBING.split())})\b").match
@@ -33,6 +34,12 @@ def is_plumbing(file: str) -> bool:
 def is_ours(file: str) -> bool:
     """Whether a file is one of this package."""
     return file.startswith(_OURS)
+
+
+@lru_cache(maxsize=4096)
+def is_of_optimizer(file: str) -> bool:
+    """Whether a file is torch's of optimizers, which call the closure that they are given."""
+    return file.startswith(_OPTIMIZERS)
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ What an address means there is known when it comes: `WantedTap` stands for the a
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from torch.jit import ScriptModule
@@ -31,8 +31,19 @@ class InnerTap(OutputTap):
 
     asked: "Callable[[], WantedTap | None]" = staticmethod(lambda: None)  # a weak reference
 
+    absent: Set[int] = frozenset()  # the calls in which it did not come, before the last in which it did
+
     def place(self, session: "Session") -> None:
         """Nothing: the engine calls it."""
+
+    def begin(self, call: int) -> None:
+        """It comes in this call."""
+        if call > self.calls:
+            self.absent |= set(range(self.calls, call))
+        self.calls = call
+
+    def own_calls(self) -> Iterable[int]:
+        return (call for call in range(self.calls) if call not in self.absent)
 
     def __call__(self, module: Any, args: Any, value: Any) -> Any:
         return self.handle(value, None)
@@ -45,9 +56,9 @@ class InnerTap(OutputTap):
         asked = self.asked()
         return asked is None or self in asked.answers()
 
-    def why_silent(self, model: Any) -> str:
+    def why_silent(self, model: Any, session: "Session | None" = None) -> str:
         if self.missed or self.site.address.grad:
-            return super().why_silent(model)
+            return super().why_silent(model, session)
         return "it came, but not in the call that was asked for"
 
 
@@ -80,6 +91,10 @@ class WantedTap(Tap):
         self.values.append(tap)
         return tap
 
+    def restart(self) -> None:
+        super().restart()
+        self.values = []
+
     def each(self) -> Sequence[Tap]:
         return self.values or (self,)
 
@@ -103,8 +118,9 @@ class WantedTap(Tap):
     def is_shown(self, others_came: bool) -> bool:
         return not self.answers() and not (others_came and self.site.wide)
 
-    def why_silent(self, model: Any) -> str:
+    def why_silent(self, model: Any, session: "Session | None" = None) -> str:
         engine = self._engine()
         if self.missed or engine is None:
             return self.missed
-        return why_silent(engine, self.site) or why_never_called(model, self.site)
+        something_ran = session is None or session.saw_anything()
+        return why_silent(engine, self.site) or why_never_called(model, self.site, something_ran)

@@ -1,6 +1,8 @@
 """Why nothing came to an address inside a forward."""
 
-from types import CodeType
+import dis
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -10,7 +12,13 @@ from tenterhook.addresses.sites import Site
 from tenterhook.errors import close_matches
 from tenterhook.inside.copies import original
 from tenterhook.inside.engine import Inside
-from tenterhook.inside.functions import codes_of, functions_of
+from tenterhook.inside.functions import codes_of, functions_of, is_followed, part, what_runs
+from tenterhook.inside.instrument import codes_in
+from tenterhook.inside.operation import attention, is_operation
+from tenterhook.inside.pattern import PROBABILITIES
+
+_DEPTH = 5  # calls, of functions that call functions
+_NOT_RUN = "no tensor came to it: that line did not run, or it holds something else"
 
 
 def why_silent(engine: Inside, site: Site) -> str:
@@ -26,18 +34,66 @@ def why_silent(engine: Inside, site: Site) -> str:
     *helpers, last = name.split("/")[1:]
     if elsewhere := [str(site.address._replace(inner=base)) for base in came if base.endswith(f"/{last}")]:
         return f"it came as {', '.join(elsewhere[:4])}"
-    return _why_not_in(engine, helpers[-1], last) if helpers else _why_not_assigned(last, codes)
+    if helpers:
+        return _why_not_in(engine, helpers[-1], last)
+    if last in _variables(codes):
+        return _NOT_RUN
+    if found := [str(site.address._replace(inner=path)) for path in _paths_below(owner, last)]:
+        return f"it is made in a function that the forward calls: ask for {', '.join(found[:4])}"
+    deeper = site.address._replace(inner=f"/**/{last}")
+    return f"{_why_not_assigned(last, codes)}; what is in functions that it calls is asked for as {deeper}"
+
+
+def _paths_below(owner: Any, last: str) -> list[str]:
+    """The functions called by a forward that may have such a value, as far as their names tell, as paths."""
+    found: dict[str, None] = {}
+    waiting = [(function, "", 0) for function in functions_of(what_runs(owner))]
+    seen = {id(function.__code__) for function, *_ in waiting}
+    for function, prefix, depth in waiting:  # which grows meanwhile
+        if depth and _may_make(original(function.__code__), last):
+            found[f"{prefix}/{last}"] = None
+        if last == PROBABILITIES and attention.__name__ in _names_in(function):
+            found[f"{prefix}/{attention.__name__}/{last}"] = None
+        for one in _called_by(function, owner) if depth < _DEPTH else ():
+            code = original(one.__code__)
+            if id(code) not in seen and is_followed(code.co_filename):
+                seen.add(id(code))
+                name = part(code, None)
+                waiting.append((one, f"{prefix}/{name}" if name else prefix, depth + 1))
+    return list(found)
+
+
+def _may_make(code: CodeType, name: str) -> bool:
+    return name in _variables([code]) or (is_operation(name) and any(name in one.co_names for one in codes_in(code)))
+
+
+def _names_in(function: FunctionType) -> set[str]:
+    return {name for code in codes_in(original(function.__code__)) for name in code.co_names}
+
+
+def _called_by(function: FunctionType, owner: Any) -> Iterator[FunctionType]:
+    """The functions that another one may call: methods of the same object, and those of its module by name."""
+    every = [one for code in codes_in(original(function.__code__)) for one in dis.get_instructions(code)]
+    read = {one.argval for one in every if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    globally = [function.__globals__.get(name) for name in sorted(read)]
+    spaces = [vars(type(owner)), *(vars(thing) for thing in globally if isinstance(thing, ModuleType))]
+    attributes = sorted(_names_in(function) - read - {"forward"})
+    for thing in (*globally, *(space.get(name) for space in spaces for name in attributes)):
+        if isinstance(thing, FunctionType):
+            yield thing
 
 
 def _why_not_in(engine: Inside, helper: str, last: str) -> str:
-    """Why no value came from a helper function. Only those that have a variable of that name tell that they ran."""
-    every = {code: _variables([code]) for code in engine.following.codes()}
-    named = [code for code in every if matches(f"/{helper}", f"/{code.co_name.strip('<>')}")]
-    have_it = [code for code in named if last in every[code]]
+    """Why no value came from a helper function."""
+    named = [code for code in engine.following.codes() if matches(f"/{helper}", f"/{code.co_name.strip('<>')}")]
+    ran = [code for code in named if engine.has_run(code)]
+    have_it = [code for code in named if last in _variables([code])]
     if not named or (have_it and not any(map(engine.has_run, have_it))):
         what = f"a function {helper}" if "*" not in helper else "such a function"
         return f"no call of {what} was seen in it; see sites(model, *inputs)"
-    return _why_not_assigned(last, have_it or named)
+    if not ran:
+        return "no such value came from any function that was seen to run in it; see sites(model, *inputs)"
+    return _why_not_assigned(last, [code for code in have_it or ran if engine.has_run(code)])
 
 
 def _why_not_run(engine: Inside, owner: Any) -> str:
@@ -54,7 +110,7 @@ def _why_not_assigned(name: str, codes: list[CodeType]) -> str:
     """Why no value of that name came from some functions that ran."""
     names = sorted(_variables(codes))
     if name in names:
-        return "no tensor came to it: that line did not run, or it holds something else"
+        return _NOT_RUN
     near = close_matches(name, names)
     hint = f"did you mean {', '.join(near)}?" if near else f"its variables are {', '.join(names[:12]) or 'none'}"
     return f"no value of that name came while it ran; {hint} (all of them: sites(model, *inputs))"

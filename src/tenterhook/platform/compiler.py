@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a session may be closed by garbage collection while another is being opened
 _holders: set[int] = set()  # ids of what wants compiled code to run eagerly
 _before: Any = None
 

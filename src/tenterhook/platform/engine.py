@@ -6,7 +6,9 @@ imported by name; a node that accumulates into a leaf is an `AccumulateGrad` wit
 the shapes of what they gave in `_input_metadata`, and what they need in attributes that begin with `_saved_`.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -80,3 +82,59 @@ def permuted_axes(node: Any) -> list[int] | None:
 
 def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number  # as torch keeps -1 in its graph
+
+
+# Who is told when a backward pass is over.
+
+Listener = Callable[[Asked, str], None]  # what was asked, and the name of the exception that ended it, if one did
+_listeners: list[Listener] = []
+_ours: dict[int, tuple[Any, Any]] = {}  # by the id of who has torch's function: ours, and what was there before
+_lock = threading.Lock()
+
+
+def listen(listener: Listener) -> None:
+    """Have it called after each backward pass, in the thread that started it."""
+    with _lock:
+        _listeners.append(listener)
+        for owner in ENGINE_IN:
+            if id(owner) not in _ours:  # else somebody has wrapped ours
+                before = vars(owner)[ENGINE]
+                ours = functools.partial(_told, before)
+                _ours[id(owner)] = ours, before
+                setattr(owner, ENGINE, ours)
+
+
+def unlisten(listener: Listener) -> None:
+    """Undo its `listen`; may be done again."""
+    with _lock:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        for owner in () if _listeners else ENGINE_IN:
+            ours, before = _ours.get(id(owner), (None, None))
+            if ours is not None and vars(owner)[ENGINE] is ours:
+                setattr(owner, ENGINE, before)
+                del _ours[id(owner)]
+
+
+def _told(run: Any, *args: Any, **kwargs: Any) -> Any:
+    failed = ""
+    try:
+        return run(*args, **kwargs)
+    except Exception as error:
+        failed = type(error).__name__
+        raise
+    finally:
+        for listener in tuple(_listeners):
+            listener(what_is_asked(args, kwargs), failed)
+
+
+def nodes_behind(asked: Asked) -> Iterator[Any]:
+    """Every node of the graph of a backward pass."""
+    nodes = [node for node in map(node_of, asked.outputs) if node is not None]
+    seen = set(nodes)
+    for node in nodes:  # which grows meanwhile
+        for one, _ in node.next_functions:
+            if one is not None and one not in seen:
+                seen.add(one)
+                nodes.append(one)
+    yield from nodes

@@ -63,6 +63,15 @@ def keywords_of_call(frame: FrameType) -> dict[str, Any]:
         return {}
 
 
+def given_to_module(frame: FrameType) -> tuple[Any, Any]:
+    """The arguments of the module's call that a hook on it runs in; nothing where that cannot be seen."""
+    try:
+        values = all_variables(next(one for one in frames_from(frame) if one.f_code.co_filename == CALLS))
+        return values["args"], values["kwargs"]
+    except (StopIteration, KeyError):  # in another torch
+        return (), {}
+
+
 def empty_snapshot(frame: Any, values: Any) -> None:
     """Empty a copy of a function's variables, which would keep them alive, unless somebody else looks at it."""
     if not LOCALS_ARE_COPIED or not frame.f_code.co_flags & 1 or sys.gettrace() is not None:

@@ -10,12 +10,12 @@ begins after all, they were none, and it begins at step 0.
         for step in assembler.feed(event):
             print(step.number, [micro.losses for part in step.parts for micro in part.micros])
 
-Whoever measures keeps what belongs to `assembler.micro` and `assembler.part`, which change as events come.
+Whoever measures can have it make its own kinds of parts and micro-batches, with what was measured in each.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from tenterhook.record.events import (
     Backward,
@@ -33,6 +33,7 @@ from tenterhook.record.events import (
 )
 
 MOST_BEFORE = 1000  # steps that are taken back when a training begins: they are kept until then
+MOST_MICROS = 1000  # micro-batches of a part; one that no optimizer ends is a step then
 
 
 @dataclass(eq=False, slots=True)
@@ -58,30 +59,33 @@ class Part:
     keeps_last: bool = False  # whether losses before the last step that was left out count: another one was not
 
 
-@dataclass(frozen=True, slots=True)
-class WholeStep:
+class WholeStep(NamedTuple):
     """The parts of one step."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: Sequence[Part]
     trains: bool = True  # False for calls under no_grad before any training
 
 
 class Assembler:
     """Cuts a stream of events into steps."""
 
-    def __init__(self, has_optimizer: Callable[[bool], bool] = lambda trains: False) -> None:
-        self._asks_for_optimizer = has_optimizer
+    def __init__(
+        self,
+        has_optimizer: Callable[[bool], bool] = lambda trains: False,
+        new_part: Callable[[bool], Part] = Part,
+        new_micro: Callable[[], MicroBatch] = MicroBatch,
+    ) -> None:
+        self._asks_for_optimizer, self._new_part, self._new_micro = has_optimizer, new_part, new_micro
         self.number = 0
         self.trains = False  # whether a backward pass or an optimizer was seen
         self.by_hand = False  # whether parameters change without an optimizer, since one has stepped
         self.may_train = False  # whether the last call may begin a training
         self.without_gradients = False  # whether calls under no_grad count: where nothing is trained
-        self.part = Part()
+        self.part = new_part(True)
         self.micro = self.part.micros[-1]
-        self._ready: dict[
-            int, MicroBatch
-        ] = {}  # optimizers that are stepping, or whose step has raised, and since when
+        # Optimizers that are stepping, or whose step has raised, and since when.
+        self._ready: dict[int, MicroBatch] = {}
         self._optimizers: set[int] = set()
         self._usual: set[int] = set()  # those of the step before
         self._stepped: set[int] = set()  # those of this one
@@ -221,18 +225,23 @@ class Assembler:
 
     def _begin_micro(self) -> None:
         self._left_out &= self._optimizers  # of others it is not known whether they step in turn
-        self.micro = MicroBatch()
+        if len(self.part.micros) >= MOST_MICROS:
+            self._end_part()
+            self._end_step()
+            self._begin_part()
+            return
+        self.micro = self._new_micro()
         self.part.micros.append(self.micro)
 
     def _begin_part(self) -> None:
-        self.part = Part(is_first=not self._stepped)
+        self.part = self._new_part(not self._stepped)
         self.micro = self.part.micros[-1]
 
     def _end_part(self) -> None:
         self._parts.append(self.part)
 
     def _end_step(self) -> None:
-        self._whole.append(WholeStep(self.number, tuple(self._parts), self.trains))
+        self._whole.append(WholeStep(self.number, self._parts, self.trains))
         if self._stepped:
             self._usual = self._stepped | self._left_out
         self._stepped, self._left_out, self._parts = set(), set(), []

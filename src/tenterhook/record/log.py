@@ -17,7 +17,7 @@ from tenterhook.record.step import Step
 from tenterhook.stats.arithmetic import Floats
 from tenterhook.stats.columns import TABLE, Column
 from tenterhook.stats.histograms import Histograms
-from tenterhook.store.arrays import array, lists
+from tenterhook.store.arrays import encoded, lists, strings
 from tenterhook.store.schemas import VERSION, arrow
 from tenterhook.store.write import RankWriter, write_json
 
@@ -37,7 +37,7 @@ class Log:
         self.steps = self.sampled = self.unmeasured = 0
         self.overhead = Overhead(info.get("schedule", {}).get("dense", 0))
         self._places = places
-        self._texts: dict[str, Any] = {}
+        self._texts: dict[str, list[bytes]] = {}
         self._waiting: list[Step] = []
         self._findings: list[Finding] = []
         self._rows, self._flushed = 0, time.monotonic()
@@ -86,11 +86,11 @@ class Log:
         known["rules"] = [asdict(state) for state in self.judge.states()]
         write_json(self.writer.folder / "rank.json", {**known, **facts})
 
-    def _texts_of_places(self) -> dict[str, Any]:
-        """The columns that say where a row is from, for all places so far: to take from, by their numbers."""
+    def _texts_of_places(self) -> dict[str, list[bytes]]:
+        """What the columns say about where a row is from, for all places so far, by their numbers."""
         if len(self._texts.get("site", ())) < len(self._places.all):
             columns = _columns(self._places.all, _OF_PLACES)
-            self._texts = {name: array(texts, arrow().string()) for name, texts in columns.items()}
+            self._texts = {name: [encoded(text) for text in texts] for name, texts in columns.items()}
         return self._texts
 
 
@@ -99,15 +99,15 @@ def _columns(items: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]
     return {name: [None if item is None else getattr(item, name) for item in items] for name in names}
 
 
-def _stats_of(steps: list[Step], texts: dict[str, Any]) -> dict[str, Any]:
+def _stats_of(steps: list[Step], texts: dict[str, list[bytes]]) -> dict[str, Any]:
     """The rows of some steps as columns of the table."""
     pa = arrow()
-    places = array(np.concatenate([step.rows.which for step in steps]), pa.int64())
+    places = np.concatenate([step.rows.which for step in steps]).tolist()
     numbers = np.concatenate([step.rows.numbers for step in steps])
     found = Histograms.joined([step.rows.histograms for step in steps])
     columns: dict[str, Any] = {
         "step": np.repeat([step.number for step in steps], [len(step.rows) for step in steps]),
-        **{name: column.take(places) for name, column in texts.items()},
+        **{name: strings([column[number] for number in places]) for name, column in texts.items()},
         "calls": np.concatenate([step.calls for step in steps]),
         **{column.name: _on_disk(column, numbers[:, i]) for i, column in enumerate(TABLE)},
         "bins": lists(found.starts, found.bins, pa.int16()),

@@ -21,7 +21,7 @@ class Models:
         self.passed_over = 0
         self._selectors = selectors
         self._modules: dict[int, Any] = {}
-        self._none: set[int] = set()  # the ids of what is no model, for it has no parameters
+        self._none: set[int] = set()  # the ids of what is no model, for it has no parameters, and of its parts
         self._kept: dict[Any, bool] = {}  # by place in the code: whether what it calls is more than made there
 
     def knows(self, module: nn.Module) -> bool:
@@ -30,10 +30,11 @@ class Models:
         return known is not None and known() is module
 
     def grows(self, module: nn.Module) -> bool:
-        """A module gets a new part: whether it is of a model. What was none may be one then."""
+        """A module gets a new part or parameter: whether it is of a model. What was none may be one then."""
         if id(module) in self._none:
-            self._none.discard(id(module))
-            self._modules.pop(id(module), None)
+            for key in self._none:  # which of them it is a part of is not known: all are looked at again
+                self._modules.pop(key, None)
+            self._none.clear()
         return self.knows(module)
 
     def add(self, name: str, module: nn.Module) -> Model:
@@ -61,8 +62,7 @@ class Models:
         """
         whole = largest(frame, lambda one: count_if_held(one, [module]))
         if _is_no_model(whole or module):
-            self._remember(whole or module)  # not to look for it again
-            self._none.add(id(whole or module))
+            self._none |= self._remember(whole or module)  # not to look for it again
             return None
         if whole is None and self._is_passing(module, frame):
             for part in module.modules():
@@ -121,9 +121,10 @@ class Models:
                 return model.name, known.site, known.kind
         return None
 
-    def _remember(self, module: nn.Module) -> None:
-        for one in (module, *module.modules(), *(m for _, m in walk(module))):
-            self._modules[id(one)] = weakref.ref(one)
+    def _remember(self, module: nn.Module) -> set[int]:
+        parts = {id(one): weakref.ref(one) for one in (module, *module.modules(), *(m for _, m in walk(module)))}
+        self._modules.update(parts)
+        return set(parts)
 
 
 def _has_parameters(module: nn.Module) -> bool:

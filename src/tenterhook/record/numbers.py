@@ -58,14 +58,14 @@ class Scalars:
     __slots__ = ("_found", "_sent", "_waiting")
 
     def __init__(self) -> None:
-        self._found: list[tuple[Any, float]] = []
+        self._found: dict[Any, float] = {}
         self._waiting: list[tuple[Any, Tensor]] = []
         self._sent: list[tuple[list[Any], Tensor, Any]] = []
 
     def add(self, key: Any, value: Tensor) -> None:
         """Keep a number of one element."""
         if value.is_cpu:
-            self._found.append((key, value.item()))
+            self._found[key] = value.item()
         else:
             self._waiting.append((key, value.detach().double().reshape(1).clone()))
 
@@ -87,19 +87,18 @@ class Scalars:
         """Whether they can be read without waiting."""
         return all(event is None or event.query() for _, _, event in self._sent)
 
-    def read(self) -> list[tuple[Any, float]]:
+    def read(self) -> dict[Any, float]:
         """Each key with its number."""
-        found = list(self._found)
         for keys, host, event in self._sent:
             if event is not None:
                 event.synchronize()
-            found += zip(keys, host.tolist(), strict=True)
-        return found
+            self._found.update(zip(keys, host.tolist(), strict=True))
+        return self._found
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """A copy that does not wait for the device."""
     if not tensor.is_cuda:
         return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return host.copy_(tensor, non_blocking=True)

@@ -4,9 +4,8 @@ Which parts and micro-batches a step has is said in `assemble.py`. Under a GradS
 scale; those of micro-batches that do not count, for a step was left out after them, are left out too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,23 +20,20 @@ from tenterhook.record.step import Layout, Parameter, Rows, Step, Turn
 from tenterhook.stats.arithmetic import Floats, divided, merged
 from tenterhook.stats.histograms import Histograms
 
-_NOTHING = Gather(set())  # of a step that is not sampled
 _LAYOUTS = 16
 _TABLES = {"mark": "marks", "clip": "clips", "input size": "input_sizes"}  # of a step, by the key of a number
 
 
-class Micro:
-    """What was measured in one micro-batch."""
+class Sample:
+    """What was measured in one micro-batch of a sampled step."""
 
     __slots__ = (
-        *("batches", "calls", "chains", "dropouts", "forwards", "frozen", "gather", "given", "has_more", "has_scale"),
-        *("last", "modes", "scalars", "scaler", "silent", "token", "values"),
+        *("batches", "calls", "chains", "dropouts", "frozen", "gather", "has_more", "last", "modes", "silent"),
+        "values",
     )
 
-    def __init__(self, token: assemble.MicroBatch, at_once: set[int], sampled: bool) -> None:
-        self.token = token
-        self.gather = Gather(at_once) if sampled else _NOTHING
-        self.scalars = Scalars()
+    def __init__(self, at_once: set[int]) -> None:
+        self.gather = Gather(at_once)
         self.values: dict[int, Any] = {}
         self.modes: dict[tuple[str, str], bool] = {}
         self.frozen: set[tuple[str, str]] = set()
@@ -47,63 +43,130 @@ class Micro:
         self.dropouts: dict[str, float] = {}  # by the site of the module before
         self.last: Any = None  # the site of the module that was last called
         self.calls: list[Any] = []  # of loss functions
-        self.given = Given()
-        self.forwards = [0, 0]  # calls of models without gradients, and with
         self.has_more = False  # whether its losses are more than what loss functions gave
-        self.has_scale = False
-        self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps
 
     def settle(self) -> None:
         """Nothing more comes: send what there is to the host."""
-        if self.gather is not _NOTHING:
-            self.values.clear()
-            self.gather.settle()
+        self.values.clear()
+        self.gather.settle()
+
+    def ready(self) -> bool:
+        """Whether all of it is on the host."""
+        return all(one.ready() for one in (*self.gather.blocks, *(call.numbers for call in self.calls)))
+
+    def tell(self, step: Step, losses_count: bool) -> None:
+        """Note its facts in a step."""
+        step.table("training").update(self.modes)
+        step.table("batches").update(self.batches)
+        step.table("dropouts").update(self.dropouts)
+        step.frozen |= self.frozen
+        step.silent |= self.silent
+        step.chains += tuple(self.chains)
+        step.unmeasured += self.gather.skipped + self.gather.lost
+        if losses_count:
+            step.terms += tuple(call.read() for call in self.calls if call.in_loss)
+            step.has_more |= self.has_more
+
+
+NOTHING = Sample(set())  # of a micro-batch in which nothing is measured
+
+
+class Micro(assemble.MicroBatch):
+    """A micro-batch with what is known of it: its losses in every step, and more in a sampled one."""
+
+    __slots__ = ("forwards", "given", "sample", "scalars", "scaler")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sample = NOTHING
+        self.scalars = Scalars()
+        self.given = Given()
+        self.forwards = [0, 0]  # calls of models without gradients, and with
+        self.scaler = 0  # whose scale it is: the id of a tensor that the scaler keeps; 0 without any
+
+    def settle(self) -> None:
+        """Nothing more comes: send what there is to the host."""
+        if self.sample is not NOTHING:
+            self.sample.settle()
         self.scalars.send()
 
     def ready(self) -> bool:
         """Whether all numbers are on the host."""
-        blocks = (*self.gather.blocks, *(call.numbers for call in self.calls))
-        return self.scalars.ready() and all(block.ready() for block in blocks)
+        return self.scalars.ready() and self.sample.ready()
+
+    def tell(self, step: Step, facts: Mapping[Any, float]) -> list[float]:
+        """Note its facts in a step, of which these are the scalars; its losses are given back."""
+        without, calls = self.forwards
+        step.forwards = step.forwards[0] + without, step.forwards[1] + calls
+        counted, losses = self.losses, []
+        for key, value in facts.items():
+            match key:
+                case ("loss", loss) if loss in counted:
+                    losses.append(value / (facts.get(("scale", loss)) or 1.0))
+                case "scale":
+                    step.scale = value
+                case (("mark" | "clip" | "input size") as what, *where):
+                    step.table(_TABLES[what])[tuple(where)] = value
+                case ("old gradient", optimizer):
+                    step.table("old_gradients")[optimizer] = value
+                case ("bad row", model, site) if value >= 0:
+                    step.table("bad_rows")[model, site] = int(value), facts["bad size", model, site]
+                case ("dead" | "saturated" as what, place, _):
+                    shares = step.table(what)
+                    shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst
+        step.backwards += len(losses)
+        return losses
 
 
-class Part:
-    """What was measured in one part."""
+class Part(assemble.Part):
+    """A part with what is known of it."""
 
-    __slots__ = ("handles", "of", "optimizers", "parameters", "rates", "sampled", "token", "turns", "unscaled_late")
+    __slots__ = ("handles", "optimizers", "parameters", "rates", "sampled", "turns", "unscaled_late")
+    micros: list[Micro]  # type: ignore[assignment]
 
-    def __init__(self, token: assemble.Part, sampled: bool) -> None:
-        self.token = token
-        self.sampled = sampled
-        self.of: dict[assemble.MicroBatch, Micro] = {}
-        self.handles: list[RemovableHandle] = []
+    def __init__(self, is_first: bool, micros: list[Micro]) -> None:
+        super().__init__(is_first, micros)  # type: ignore[arg-type]
+        self.sampled = False
+        self.handles: list[RemovableHandle] = []  # of hooks on leaves, which would stay
         self.parameters: list[Parameter] = []
         self.turns: list[Turn] = []
         self.rates: tuple[float, ...] = ()
         self.optimizers: frozenset[int] = frozenset()
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
-    @property
-    def micros(self) -> list[Micro]:
-        """Those that count; what led to a step that raised does not."""
-        return [self.of[micro] for micro in self.token.micros]
+    def tell(self, step: Step, measured: "_Measured") -> None:
+        """Note its facts in a step, and add its rows."""
+        step.rates += self.rates
+        step.optimizers |= self.optimizers
+        step.turns += tuple(self.turns)
+        step.parameters += tuple(self.parameters)
+        facts = [micro.scalars.read() for micro in self.micros]
+        left_out = [micro.skipped or _fell(self.micros, facts, i) for i, micro in enumerate(self.micros)]
+        gradients_from, losses_from = assemble.first_that_count(self, left_out)
+        losses: list[float] = []
+        for i, micro in enumerate(self.micros):
+            step.skipped += left_out[i] + (facts[i].get("skipped", 0) > 0)
+            found = micro.tell(step, facts[i])
+            losses += found if i >= losses_from else ()
+            if micro.sample is not NOTHING:
+                micro.sample.tell(step, i >= losses_from)
+                dropped = () if i >= gradients_from else ("output_grad",)
+                scaled = ("output_grad", "parameter_grad") if self.unscaled_late else ("output_grad",)
+                for block in micro.sample.gather.blocks:
+                    measured.add(block, dropped, scaled, facts[i].get("scale") or 1.0)
+        step.losses += (sum(losses),) if losses else ()
 
-    def close(self) -> None:
-        """Nothing more comes: send what there is to the host."""
-        for handle in self.handles:
-            handle.remove()
-        self.of[self.token.micros[-1]].settle()
 
-
-class Pending:
+class Pending(NamedTuple):
     """A step whose numbers may still be on their way."""
 
-    __slots__ = ("number", "parts", "sampled", "seconds", "spent", "time", "trains")
-
-    def __init__(self, whole: assemble.WholeStep, parts: list[Part], seconds: float, time: float, spent: float) -> None:
-        self.number, self.trains = whole.number, whole.trains
-        self.parts = parts
-        self.seconds, self.time, self.spent = seconds, time, spent
-        self.sampled = any(part.sampled for part in parts)  # whether its values were measured
+    number: int
+    parts: Sequence[Part]
+    trains: bool
+    sampled: bool  # whether its values were measured
+    seconds: float
+    time: float
+    spent: float
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""
@@ -114,87 +177,16 @@ class Pending:
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
         measured = _Measured(places)
         for part in self.parts:
-            step.rates += part.rates
-            step.turns = [*step.turns, *part.turns]
-            step.optimizers |= part.optimizers
-            step.parameters = [*step.parameters, *part.parameters]
-            losses: list[float] = []
-            for batch in _read(part):
-                losses += batch.tell(step)
-                batch.collect(measured, part.unscaled_late)
-            step.losses += (sum(losses),) if losses else ()
+            part.tell(step, measured)
         step.loss = sum(step.losses) if step.losses else None
-        measured.put_into(step, layouts)
-        for part in self.parts:
-            for micro in part.micros:
-                micro.gather.clear()
+        if self.sampled:
+            measured.put_into(step, layouts)
+            for micro in (micro for part in self.parts for micro in part.micros):
+                micro.sample.gather.clear()
         return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A micro-batch whose numbers are on the host."""
-
-    micro: Micro
-    facts: dict[Any, float]  # its scalars
-    was_left_out: bool  # the step after it
-    gradients_count: bool
-    losses_count: bool
-
-    def tell(self, step: Step) -> list[float]:
-        """Note its facts in the step, all but the losses that count."""
-        micro, facts = self.micro, self.facts
-        counted = micro.token.losses
-        step.training.update(micro.modes)
-        step.frozen |= micro.frozen
-        step.silent |= micro.silent
-        step.chains = [*step.chains, *micro.chains]
-        step.batches.update(micro.batches)
-        step.dropouts.update(micro.dropouts)
-        step.unmeasured += micro.gather.skipped + micro.gather.lost
-        step.skipped += self.was_left_out + (facts.get("skipped", 0) > 0)
-        step.scale = facts.get("scale", step.scale)
-        step.forwards = tuple(map(sum, zip(step.forwards, micro.forwards, strict=True)))
-        if self.losses_count:
-            step.terms += [call.read() for call in micro.calls if call.in_loss]
-            step.has_more |= micro.has_more
-        losses = []
-        for key, value in facts.items():
-            match key:
-                case ("loss", loss) if loss in counted:
-                    losses.append(value / (facts.get(("scale", loss)) or 1.0))
-                case (("mark" | "clip" | "input size") as what, *where):
-                    getattr(step, _TABLES[what])[tuple(where)] = value
-                case ("old gradient", optimizer):
-                    step.old_gradients[optimizer] = value
-                case ("bad row", model, site) if value >= 0:
-                    step.bad_rows[model, site] = int(value), facts["bad size", model, site]
-                case ("dead" | "saturated" as what, place, _):
-                    shares = getattr(step, what)
-                    shares[place] = max(value, shares.get(place, value))  # of the uses of one module, the worst
-        step.backwards += len(losses)
-        return losses if self.losses_count else []
-
-    def collect(self, measured: "_Measured", unscaled_late: bool) -> None:
-        """Add its rows, with gradients as they are without a scale."""
-        scaled = ("output_grad", "parameter_grad") if unscaled_late else ("output_grad",)
-        scale = self.facts.get("scale") or 1.0
-        for block in self.micro.gather.blocks:
-            measured.add(block, () if self.gradients_count else ("output_grad",), scaled, scale)
-
-
-def _read(part: Part) -> list[_Batch]:
-    """The micro-batches of a part, and what counts of each."""
-    micros = part.micros
-    facts = [dict(micro.scalars.read()) for micro in micros]
-    left_out = [micro.token.skipped or _fell(micros, facts, i) for i, micro in enumerate(micros)]
-    gradients_from, losses_from = assemble.first_that_count(part.token, left_out)
-    return [
-        _Batch(micro, facts[i], left_out[i], i >= gradients_from, i >= losses_from) for i, micro in enumerate(micros)
-    ]
-
-
-def _fell(micros: Sequence[Micro], facts: Sequence[dict[Any, float]], i: int) -> bool:
+def _fell(micros: Sequence[Micro], facts: Sequence[Mapping[Any, float]], i: int) -> bool:
     """Whether the scale was lower after a micro-batch than at its start: the script itself left out the step, maybe."""
     before = facts[i].get("scale")
     after = facts[i].get("scale after")

@@ -10,14 +10,15 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import begin_hiding, end_hiding
-from tenterhook.platform.optimizers import found_inf, unscales
+from tenterhook.platform.optimizers import found_inf, look_for_optimizers, unscales
 from tenterhook.record import events
 from tenterhook.record.assemble import Assembler, WholeStep
 from tenterhook.record.by_hand import ByHand
@@ -28,7 +29,7 @@ from tenterhook.record.measuring import Measuring
 from tenterhook.record.models import MOST_MODELS, Models
 from tenterhook.record.optimizers import Known, Optimizers, parameters_of, rate_of
 from tenterhook.record.outbox import Outbox
-from tenterhook.record.parts import Pending
+from tenterhook.record.parts import Part, Pending
 from tenterhook.record.places import KINDS, Places
 from tenterhook.record.schedule import Schedule
 from tenterhook.record.sources import wrapped
@@ -63,8 +64,8 @@ class Recorder:
         self._optimizers = Optimizers(self.models)
         self._turns = Turns(self.models)
         self._facts = Facts(self.models, self._optimizers)
-        self._assembler = Assembler(self._optimizers.are_there)
-        self._measuring = Measuring(what, self._assembler.part)
+        self._measuring = Measuring(what)
+        self._assembler = Assembler(self._optimizers.are_there, self._measuring.new_part, self._measuring.new_micro)
         self.by_hand = ByHand(self.models, self.places, self._measuring.what)
         self._outbox = Outbox(take, self.places)
         self._guard = guard = Guard(self._failed)
@@ -115,12 +116,14 @@ class Recorder:
         self._guard.on = self._installed = True
         begin_hiding(self)
         self._optimizers.only, self._optimizers.everything = optimizer, discover
+        if not discover:  # else the program is yet to begin
+            look_for_optimizers()
         self._steps.listen()
         wrapped.listen(self._listeners)
         _forked.add(self)
         self._discovery.install(models, discover)
         self._start = self._mark = time.perf_counter()
-        self._begin_part()
+        self._begin_part(self._measuring.part)
 
     def remove(self) -> None:
         """Take away every hook."""
@@ -140,10 +143,10 @@ class Recorder:
         """The training is over: hand on the steps that are left, and what belongs to none, and take away every hook."""
         if self._guard.on:
             try:
-                self.by_hand.measure_update(self._measuring.micro.gather)
+                self.by_hand.measure_update(self._measuring.micro.sample.gather)
                 if self._assembler.has_unfinished:
                     self._scalers.note_after()
-                    self._measuring.part.close()
+                    self._measuring.micro.settle()
                 self.feed(Finished())
                 self._outbox.hand_on(wait=True)
             except Exception as error:
@@ -170,21 +173,18 @@ class Recorder:
 
     def feed(self, event: Event) -> None:
         """Something has happened: end the steps that end with it, and have what comes belong to what begins."""
-        assembler, measuring = self._assembler, self._measuring
+        measuring = self._measuring
+        part, micro = measuring.part, measuring.micro
         if isinstance(event, Called):
-            self.by_hand.measure_update(measuring.micro.gather)
-        whole = assembler.feed(event)
-        begins_part = assembler.part is not measuring.part.token
-        if begins_part:
-            measuring.part.close()
+            self.by_hand.measure_update(micro.sample.gather)
+        whole = self._assembler.feed(event)
+        if measuring.micro is not micro:
+            micro.settle()
         for step in whole:
             self._end_step(step)
-        if begins_part:
-            self._begin_part()
-        elif assembler.micro is not measuring.micro.token:
-            measuring.micro.settle()
-            measuring.begin_micro(assembler.micro)
-        measuring.without_gradients = assembler.without_gradients
+        if measuring.part is not part:
+            self._begin_part(part)
+        measuring.without_gradients = self._assembler.without_gradients
 
     def is_trained(self, leaf: Tensor) -> bool:
         """Whether a backward pass that reaches this leaf counts."""
@@ -200,7 +200,7 @@ class Recorder:
         self._turns.pass_begins()
         self.feed(event)
         micro = self._measuring.micro
-        if loss is None or event.loss not in micro.token.losses[-1:]:
+        if loss is None or event.loss not in micro.losses[-1:]:
             return
         self._scalers.note()
         micro.scalars.add(("loss", event.loss), loss)
@@ -208,7 +208,7 @@ class Recorder:
             micro.scalars.add(("scale", event.loss), scale)
         self._losses.reached(loss)
         if self._measuring.sampled:
-            micro.chains += self._layers.chains(loss)
+            micro.sample.chains += self._layers.chains(loss)
 
     def is_asked(self, leaf: Tensor) -> bool:
         """Whether it counts that the gradient of this leaf is asked for: where no optimizer makes the steps."""
@@ -220,7 +220,7 @@ class Recorder:
         self._turns.pass_ended()
         if self._assembler.by_hand and self._measuring.sampled:
             self._turns.after_pass_by_hand(self._measuring.micro.scalars)
-            self.by_hand.after_pass(self._measuring.micro.gather, asked)
+            self.by_hand.after_pass(self._measuring.micro.sample.gather, asked)
 
     def before_step(self, optimizer: Optimizer, known: Known) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
@@ -229,12 +229,12 @@ class Recorder:
         part, micro = self._measuring.part, self._measuring.micro
         part.optimizers = frozenset((known.order,))
         if self._scalers.scale is not None:
-            self._scalers.note_after() if micro.has_scale else self._scalers.note()
+            self._scalers.note_after() if micro.scaler else self._scalers.note()
             found = found_inf(optimizer)
             if found is not None:
                 micro.scalars.add("skipped", found)
         part.rates = tuple([rate_of(group) for group in optimizer.param_groups if "lr" in group])
-        part.turns.append(self._turns.before_step(optimizer, known, micro.scalars, part.sampled))
+        part.turns += self._turns.before_step(optimizer, known, micro.scalars, part.sampled)
         self.feed(Ready(known.number))
         if not part.sampled:
             return
@@ -242,13 +242,13 @@ class Recorder:
         known.parameters = frozenset(map(id, parameters_of(optimizer)))  # there may be more by now
         weights.look(*(group["params"] for group in optimizer.param_groups))
         part.parameters += self._facts.look(known, self.steps, micro.scalars)
-        weights.before(micro.gather)
+        weights.before(micro.sample.gather)
 
     def after_step(self, optimizer: Optimizer, known: Known) -> None:
         """The weights have changed."""
         self._turns.after_step(optimizer, known, self._measuring.part.sampled)
         if self._measuring.part.sampled and self._assembler.is_stepping(known.number) and known.weights is not None:
-            known.weights.after(self._measuring.micro.gather)
+            known.weights.after(self._measuring.micro.sample.gather)
 
     def _first_step(self, optimizer: Optimizer, known: Known) -> Weights:
         self._discovery.find_holder(next(parameters_of(optimizer), None))
@@ -260,19 +260,22 @@ class Recorder:
             self.schedule.found(self.steps)  # what is new is looked at closely
         return known.weights
 
-    def _begin_part(self) -> None:
-        part, was_sampled = self._assembler.part, self._measuring.sampled
-        sampled = was_sampled
-        if part.is_first:
+    def _begin_part(self, before: Part) -> None:
+        for handle in before.handles:
+            handle.remove()
+        sampled = was_sampled = self._measuring.sampled
+        if self._measuring.part.is_first:
             sampled = self.schedule.wants(self.steps) or self._assembler.may_train
-        self._measuring.begin_part(part, self.steps, sampled=sampled)
+        self._measuring.begin(self.steps, sampled=sampled)
         if sampled != was_sampled:
             self._discovery.put_on() if sampled else self._discovery.take_off()
 
     def _end_step(self, step: WholeStep) -> None:
         now = time.perf_counter()
-        parts, spent = self._measuring.take(step.parts), self._guard.spent
-        pending = Pending(step, parts, now - self._mark, now - self._start, spent)
+        parts = cast(Sequence[Part], step.parts)
+        sampled = any(part.sampled for part in parts)
+        times = now - self._mark, now - self._start, self._guard.spent
+        pending = Pending(step.number, parts, step.trains, sampled, *times)
         self.schedule.paid(pending.number, pending.seconds, pending.spent, pending.sampled)
         self._mark, self._guard.spent = now, 0.0
         self._measuring.step = self.steps

@@ -1,8 +1,8 @@
 """A step as rules see it: one row of numbers per place, as arrays, and a few facts. No torch here."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,7 @@ class Layout:
         }
 
 
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 NO_ROWS = Rows((), np.zeros((0, len(TABLE))), Histograms.of(np.zeros((0, BINS), np.int32)))
 
 
@@ -115,11 +116,9 @@ class Turn(NamedTuple):
     twice: tuple[str, str] | None  # model and site of a parameter that was stepped with the same gradient already
 
 
-@dataclass
 class Step:
     """One step. Where it was not sampled, `rows` is empty and only the loss, the rates and the times are known."""
 
-    number: int
     loss: float | None = None  # the sum of what backward() was called on: what the gradients are the gradients of
     losses: tuple[float, ...] = ()  # the same apart for each optimizer
     rates: tuple[float, ...] = ()
@@ -134,41 +133,50 @@ class Step:
     sampled: bool = False
     rows: Rows = NO_ROWS
     calls: Any = ()  # per row: how many measurements are in it
-    dead: dict[int, float] = field(default_factory=dict)  # by place number: share of units that never fire
-    saturated: dict[int, float] = field(default_factory=dict)
-    training: dict[tuple[str, str], bool] = field(default_factory=dict)  # of BatchNorms, by model and site
-    frozen: set[tuple[str, str]] = field(default_factory=set)  # those of them whose weights are not trained
-    parameters: Sequence[Parameter] = ()  # in all of the first samples, later in some
-    rate: Mapping[tuple[str, str], float | None] = field(default_factory=dict)  # by model and site, as last looked at
-    marks: dict[tuple[str, str], float] = field(default_factory=dict)  # of parameters that nothing seems to train
-    terms: list[Term] = field(default_factory=list)  # what of the loss came from torch's loss functions, if sampled
-    batches: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # rows, and values of each channel
-    silent: set[tuple[str, str]] = field(default_factory=set)  # modules that were called in training mode under no_grad
-    dropouts: dict[str, float] = field(default_factory=dict)  # probabilities, by the site of the module before
+    dead: Mapping[int, float] = _NONE  # by place number: share of units that never fire
+    saturated: Mapping[int, float] = _NONE
+    training: Mapping[tuple[str, str], bool] = _NONE  # of BatchNorms, by model and site
+    frozen: Set[tuple[str, str]] = frozenset()  # those of them whose weights are not trained
+    parameters: tuple[Parameter, ...] = ()  # in all of the first samples, later in some
+    rate: Mapping[tuple[str, str], float | None] = _NONE  # by model and site, as last looked at
+    marks: Mapping[tuple[str, str], float] = _NONE  # of parameters that nothing seems to train
+    terms: tuple[Term, ...] = ()  # what of the loss came from torch's loss functions, if sampled
+    batches: Mapping[tuple[str, str], tuple[int, int]] = _NONE  # rows, and values of each channel
+    silent: Set[tuple[str, str]] = frozenset()  # modules that were called in training mode under no_grad
+    dropouts: Mapping[str, float] = _NONE  # probabilities, by the site of the module before
     # By how (norm or value) and the limit: how large the norm was by it, or the share of values beyond it.
-    clips: dict[tuple[str, float], float] = field(default_factory=dict)
-    input_sizes: dict[tuple[str, str], float] = field(default_factory=dict)  # of layers that get data: largest column
+    clips: Mapping[tuple[str, float], float] = _NONE
+    input_sizes: Mapping[tuple[str, str], float] = _NONE  # of layers that get data: largest column
     # In some of the first samples: for each output of a model, the layers that lead to it, by model and site.
-    chains: Sequence[tuple[tuple[str, str], ...]] = ()
-    turns: Sequence[Turn] = ()
-    old_gradients: dict[int, float] = field(default_factory=dict)  # by optimizer: what of the step before was added to
+    chains: tuple[tuple[tuple[str, str], ...], ...] = ()
+    turns: tuple[Turn, ...] = ()  # if sampled
+    old_gradients: Mapping[int, float] = _NONE  # by optimizer: what of the step before was added to
     has_more: bool = False  # whether something else is in the loss, too
-    forwards: tuple[int, ...] = (0, 0)  # calls of models without gradients, and with
+    forwards: tuple[int, int] = (0, 0)  # calls of models without gradients, and with
     # By model and input: the row of a batch that is far from the others, and the largest number in it.
-    bad_rows: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the rows
-    target: "Target" = field(init=False)  # what losses are measured against, as far as is known; of the judge
-    _of: dict[str, Rows] = field(default_factory=dict)
+    bad_rows: Mapping[tuple[str, str], tuple[int, float]] = _NONE
+    kinds: Mapping[str, Kind] = _NONE  # of the rows
+    target: "Target"  # what losses are measured against, as far as is known; of the judge
+
+    def __init__(self, number: int, loss: float | None = None, **known: Any) -> None:
+        self.number, self.loss = number, loss
+        self.__dict__.update(known)
+
+    def table(self, name: str) -> dict[Any, Any]:
+        """One of its mappings, to add something to; most steps have none."""
+        found: dict[Any, Any] = self.__dict__.setdefault(name, {})
+        return found
 
     def of(self, what: str) -> Rows:
         """The rows of one kind, in the order in which the model reaches them."""
         if what not in self.kinds:
             return NO_ROWS
-        found = self._of.get(what)
-        if found is None:
+        taken = self.table("_of")
+        if what not in taken:
             kind = self.kinds[what]
-            found = self._of[what] = self.rows.at(kind.rows, kind.places)
-            found.which = kind.which
+            taken[what] = self.rows.at(kind.rows, kind.places)
+            taken[what].which = kind.which
+        found: Rows = taken[what]
         return found
 
     @functools.cached_property

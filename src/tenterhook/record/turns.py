@@ -35,6 +35,11 @@ class Kept:
         """The first there is now."""
         return next((p.grad for p in self._parameters() if p.grad is not None), None)
 
+    @property
+    def is_old(self) -> bool:
+        """Whether passes have added to it as it was."""
+        return self.is_there and self.has_grown
+
     def is_same(self) -> bool:
         """Whether it is the same tensor, whatever was written into it."""
         return self._mark is not None and self._mark[0] == self._look()[0]
@@ -81,16 +86,15 @@ class Turns:
         for kept in self._kept.values():
             kept.ended()
 
-    def before_step(self, optimizer: Optimizer, known: Known, scalars: Scalars, sampled: bool) -> Turn:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, known: Known, scalars: Scalars, sampled: bool) -> list[Turn]:
+        """An optimizer is about to step; what is to be told of it, in a sampled step."""
         is_new = known.passes != self._passes
         kept = self._kept.pop(known.order, None)
         repeats = kept is not None and known.had_pass and not is_new and kept.is_same()
         known.passes, known.had_pass = self._passes, is_new
         if kept is not None and is_new:
             _tell(scalars, known.order, kept)
-        twice = self._stepped_twice(optimizer, known) if sampled else None
-        return Turn(known.order, repeats, twice)
+        return [Turn(known.order, repeats, self._stepped_twice(optimizer, known))] if sampled else []
 
     def after_step(self, optimizer: Optimizer, known: Known, sampled: bool) -> None:
         """It has stepped."""
@@ -133,5 +137,5 @@ class Turns:
 
 
 def _tell(scalars: Scalars, number: int, kept: Kept) -> None:
-    is_old = kept.is_there and kept.has_grown and kept.size is not None
-    scalars.add(("old gradient", number), kept.size if is_old else torch.zeros(()))  # type: ignore[arg-type]
+    nothing = torch.zeros((), dtype=torch.float32, device="cpu")
+    scalars.add(("old gradient", number), kept.size if kept.size is not None and kept.is_old else nothing)

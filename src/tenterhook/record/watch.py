@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tenterhook.addresses.sites import check_model
-from tenterhook.errors import TenterhookWarning
+from tenterhook.errors import RunError, TenterhookWarning
 from tenterhook.record.guard import uninterrupted
 from tenterhook.record.judge import Judge
 from tenterhook.record.log import Log
@@ -24,9 +24,11 @@ from tenterhook.record.rules import all_rules
 from tenterhook.record.schedule import Schedule
 from tenterhook.record.step import Step
 from tenterhook.record.surroundings import surroundings
-from tenterhook.say import say
+from tenterhook.record.told import Stats, Telling
+from tenterhook.say import counted, say
 from tenterhook.store.run import Run, open_run
 from tenterhook.store.schemas import arrow
+from tenterhook.store.write import new_folder
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,14 @@ class Options:
 class Recording:
     """A run that is being recorded: the recorder, the rules and the files."""
 
-    def __init__(self, folder: Path, options: Options, rules: Iterable[Rule] | None, command: list[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Options,
+        rules: Iterable[Rule] | None,
+        command: list[str],
+        telling: Telling | None = None,
+    ) -> None:
         arrow()
         self.folder = folder.absolute()  # the program may change its directory
         self.shown = folder
@@ -65,6 +74,7 @@ class Recording:
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
         self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
+        self._telling = telling
         self._described = 0
         self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
@@ -72,6 +82,8 @@ class Recording:
     def _take(self, step: Step) -> None:
         if self.log.take(step):
             self.recorder.schedule.found(self.recorder.steps)  # which may be some steps later
+        if self._telling is not None:
+            self._telling.tell(step)
         now = time.monotonic()
         if len(self.recorder.models.all) != self._described or now >= self._again:
             self._described = len(self.recorder.models.all)
@@ -89,6 +101,8 @@ class Recording:
     def _complain(self, what: str) -> None:
         say(f"tenterhook: recording stopped ({what}); the program goes on unchanged")
 
+    is_open = True
+
     def is_mine(self) -> bool:
         """False in a forked process, which has nothing to do with it."""
         return os.getpid() == self._pid
@@ -97,6 +111,7 @@ class Recording:
         """Write the rest; False in a forked process."""
         if not self.is_mine():
             return False
+        self.is_open = False
         with uninterrupted():
             self.recorder.finish()
             try:
@@ -112,42 +127,60 @@ class Recording:
 class watch:
     """Record the training of a model while the block runs: statistics over time, and what the rules find.
 
-        with watch(model, to="runs/x") as run:
+        with watch(model) as run:
             train(model)
         print(run.verdict())
 
     Steps are those of the optimizer that has the model's parameters, which is found by itself. All of the first 20
-    are sampled, then every 10th, and all for a while after a finding. `rules` replaces the set of rules.
+    (`dense`) are sampled, then every 10th (`every`) within a `budget`, a share of the time, and all for a while after a
+    finding. It is written to `.tenterhook/<time>-<class>`, or to the folder `to`. `log(step, name, stats)` is called
+    for what was measured in a sampled step, with names such as "parameter_grad/fc.weight":
+
+        watch(model, log=lambda step, name, stats: writer.add_scalar(name, stats.norm, step))
+
+    `rules` replaces the set of rules; `what` and `sites` say what to record.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer | None = None,
-        to: str | os.PathLike[str] = "runs/watched",
-        every: int = 10,
         *,
+        to: str | os.PathLike[str] | None = None,
+        every: int = 10,
+        dense: int = 20,
+        budget: float | None = None,
+        log: Callable[[int, str, Stats], object] | None = None,
         sites: str | Sequence[str] = (),
         what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
     ) -> None:
         check_model(model, "watch")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            hint = f"; a folder is to={str(optimizer)!r}" if isinstance(optimizer, (str, os.PathLike)) else ""
+            raise TypeError(f"what comes after the model is its optimizer, got {type(optimizer).__name__}{hint}")
+        if to is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("the ranks of a job share one folder: give it as `to`, the same in each")
         self._model = model
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
-        self._options = Options(every, what=what, sites=sites)
-        self._to = Path(to)
-        self._folder = self._to.absolute()  # the program may change its directory
+        self._options = Options(every, dense, budget, what, sites)
+        self._telling = None if log is None else Telling(log)
+        self._to = None if to is None else Path(to)  # else a new folder, when it begins
+        self._folder = None if to is None else Path(to).absolute()  # the program may change its directory
         self._recording: Recording | None = None
 
     def __enter__(self) -> "watch":
         if self._recording is not None:
             raise RuntimeError("a watch can be entered once; make a new one for the next block")
+        if self._folder is None:
+            self._to = new_folder(Path(".tenterhook"), type(self._model).__name__)
+            self._folder = self._to.absolute()
         if (self._folder / "run.json").exists() and os.environ.get("RANK", "0") == "0":
-            raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`")
+            raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`, or none for a new one")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv))
+        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv), self._telling)
         self._recording.recorder.install([("model", self._model)], self._optimizer)
         return self
 
@@ -166,10 +199,27 @@ class watch:
 
     def open(self) -> Run:
         """The run, as `open_run` gives it."""
+        if self._folder is None:
+            raise RunError("this watch was not entered, so there is no run; open it after `with watch(...)`")
         return open_run(self._folder)
 
     def verdict(self, everything: bool = False) -> str:
-        """The findings, as text for a person: by their causes, or all that is known."""
+        """The findings, as text, which a notebook shows as a page: by their causes, or all that is known."""
+        from tenterhook.report.page import VerdictText
         from tenterhook.report.verdict import Verdict
 
-        return Verdict.of(self.open(), self._to).box(everything=everything)
+        return VerdictText.of(Verdict.of(self.open(), self._to), everything)
+
+    def __repr__(self) -> str:
+        recording = self._recording
+        if recording is None:
+            return f"<watch of {type(self._model).__name__}, to be recorded in {self._to}>"
+        if recording.is_open:
+            found, so_far = counted(len(self.findings), "finding"), counted(recording.log.steps, "step")
+            return f"<watch of {type(self._model).__name__} in {self._to}: {so_far} so far, {found}>"
+        return str(self.verdict())
+
+    def _repr_html_(self) -> str | None:
+        recording = self._recording
+        shown: Any = None if recording is None or recording.is_open else self.verdict()
+        return None if shown is None else shown._repr_html_()

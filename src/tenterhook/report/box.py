@@ -10,7 +10,7 @@ from tenterhook.say import counted
 if TYPE_CHECKING:
     from tenterhook.report.verdict import Verdict
 
-_MARKS = {"error": "✖", "warn": "▲", "note": "●"}
+MARKS = {"error": "✖", "warn": "▲", "note": "●"}
 _COLOURS = {"error": "31;1", "warn": "33;1", "note": "36", "clean": "32", "dim": "2", "bold": "1"}
 _NOTES, _FINDINGS, _ALSO = 3, 8, 4  # how many are shown, in short
 
@@ -110,8 +110,8 @@ def _finding(row: Finding, width: int, severity: str) -> Iterator[Line]:
 
     A place that leaves no room for the step gets a line of its own.
     """
-    when, place = _when(row), _place(row)
-    rule = _shortened(f"{_MARKS.get(severity, '●')} {row['rule']}", width - len(when) - 2)
+    when, place = time_of(row), place_of(row)
+    rule = _shortened(f"{MARKS.get(severity, '●')} {row['rule']}", width - len(when) - 2)
     fits = len(rule) + len(place) + len(when) + 5 <= width
     right = f"{place} · {when}" if place and fits else when
     yield [(rule, severity), (" " * (width - len(rule) - len(right)), ""), (right, "")]
@@ -130,22 +130,23 @@ def _also(group: list[Finding], width: int) -> Iterator[Line]:
     for i, (rule, rows) in enumerate([*rules.items()][:_ALSO]):
         first = f"{rule}, step {rows[0]['step']:,}"
         more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
-        where = _shortened(_place(rows[0]) or rows[0]["text"], width - len(first) - len(more) - 11)
+        where = _shortened(place_of(rows[0]) or rows[0]["text"], width - len(first) - len(more) - 11)
         yield [("  also  " if i == 0 else " " * 8, "dim"), (first, ""), (f" · {where}{more}" if where else more, "dim")]
     if len(rules) > _ALSO:
         yield [(_shortened(f"        {len(rules) - _ALSO} more: {_tally([*rules][_ALSO:])}", width), "")]
 
 
 def _note(group: list[Finding], width: int) -> Line:
-    row, when = group[0], _when(group[0])
+    row, when = group[0], time_of(group[0])
     more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
     mark = f"● {_shortened(row['rule'], width // 2)}{more}"
-    rest = "".join(f" · {text}" for text in (_place(row), row["text"]) if text)
+    rest = "".join(f" · {text}" for text in (place_of(row), row["text"]) if text)
     rest = _shortened(rest, width - len(mark) - len(when) - 2)
     return [(mark, "note"), (f"{rest:{width - len(mark) - len(when)}}", ""), (when, "")]
 
 
-def _place(row: Finding) -> str:
+def place_of(row: Finding) -> str:
+    """Where it is, and of what."""
     what = row.get("what")
     parts = [
         f"{row['model']}: {row['site']}" if row.get("site") else row.get("model"),
@@ -155,7 +156,8 @@ def _place(row: Finding) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _when(row: Finding) -> str:
+def time_of(row: Finding) -> str:
+    """In which steps it was found."""
     step, until = row["step"], row.get("until")
     if until is None:
         return f"since step {step:,}"

@@ -1,4 +1,7 @@
-"""Arrow arrays, made of their bytes: `pyarrow.array` imports pandas where that is installed, for half a second."""
+"""Arrow arrays, made of their bytes: `pyarrow.array` imports pandas where that is installed, for half a second.
+
+Nor do they take or cast, for which pyarrow imports all that it can compute.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
@@ -13,7 +16,7 @@ def array(values: Any, kind: Any) -> Any:
     """Of a list in which None is null, or a NumPy array in which what is masked is; an Arrow array as it is."""
     pa = arrow()
     if isinstance(values, pa.Array):
-        return values.cast(kind)
+        return values if values.type == kind else values.cast(kind)
     many, null = len(values), _nulls(values)
     valid = _bits(~null) if null.any() else None
     if pa.types.is_list(kind):
@@ -21,10 +24,20 @@ def array(values: Any, kind: Any) -> Any:
         inside = array(list(chain.from_iterable(parts)), kind.value_type)
         return pa.Array.from_buffers(kind, many, [valid, _offsets(parts)], children=[inside])
     if pa.types.is_string(kind):
-        texts = [(text or "").encode(errors="backslashreplace") for text in values]
-        return pa.Array.from_buffers(kind, many, [valid, _offsets(texts), pa.py_buffer(b"".join(texts))])
+        return strings([encoded(text or "") for text in values], valid)
     filled = np.where(null, 0, np.asarray(values, dtype=object if isinstance(values, list) else None))
     return pa.Array.from_buffers(kind, many, [valid, _numbers(filled, kind)])
+
+
+def encoded(text: str) -> bytes:
+    """As Arrow has it; what is no character is spelt out."""
+    return text.encode(errors="backslashreplace")
+
+
+def strings(texts: Sequence[bytes], valid: Any = None) -> Any:
+    """Of texts that are encoded."""
+    pa = arrow()
+    return pa.Array.from_buffers(pa.string(), len(texts), [valid, _offsets(texts), pa.py_buffer(b"".join(texts))])
 
 
 def lists(starts: Any, inside: Any, kind: Any) -> Any:

@@ -77,6 +77,8 @@ class Run:
 
         names = ("rank", "rule", "step", "model", "site", "text")
         last = {tuple(row.get(name) for name in names): i for i, row in enumerate(table.to_pylist())}
+        if len(last) == len(table):
+            return table
         return table.take(array(sorted(last.values()), arrow().int64()))
 
     def table(self, name: str, rank: int | None = None) -> Any:

@@ -35,6 +35,11 @@ class Omitted:
     def __init__(self, value: object) -> None:
         self.kind = type(value).__name__
 
+    @property
+    def why(self) -> str:
+        """Why it was not, of the value."""
+        return f"is a {self.kind}: no tensor, so it was not kept"
+
     def __repr__(self) -> str:
         return f"<{self.kind}: not a tensor, not kept>"
 

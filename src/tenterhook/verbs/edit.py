@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from tenterhook import markup
 from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve, site_named
@@ -30,6 +31,8 @@ _PLAIN: dict[Any, tuple[Any, Any]] = {
     Change: (PlainEdit, PlainReplace),
     Function: (PlainFunctionEdit, ReplaceByFunction),
 }
+_CAUGHT = "its change failed, and the exception was caught"
+_STRICT = "edit(..., strict=False) makes this a warning"
 _IS_GRADIENT = operator.attrgetter("site.address.grad")
 Changes = Mapping[Any, "Change | Callable[..., Any] | Tensor | float | list[Any]"]
 
@@ -46,6 +49,7 @@ class edit:
     turn; or one of `tenterhook.changes`. Parameters and buffers are changed on entering and restored on leaving.
     `frozen=True` gives values that need no gradient one all the same, so that it can be edited. `reduced=True`
     edits the gradients of parameters in `.grad` when the backward is over, after DDP's reduction, not before it.
+    A change that was made nowhere is an EditError when the block ends; with `strict=False` it is a warning.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class edit:
         *more: object,
         frozen: bool = False,
         reduced: bool = False,
+        strict: bool = True,
     ) -> None:
         model = searchable(model, "edit")
         _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, frozen=frozen, changes=True, reduced=reduced)
+        self._strict = strict
+        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced)
         self._groups: list[tuple[Selector, list[Any]]] = []
         scope = self._session.scope
         for selector, change in changes.items():
@@ -92,18 +98,22 @@ class edit:
                 who = "by an optimizer, or the model itself"
                 what = f"{tap.site} was changed inside the block ({who}) and is restored all the same"
                 warnings.warn(what, TenterhookWarning, stacklevel=3)
-        for tap in self._session.taps:
-            if tap.action.failures:
-                warnings.warn(_failed(tap), TenterhookWarning, stacklevel=3)
-        for selector, taps in self._groups:
-            if not any(one.fired or one.action.failures for tap in taps for one in tap.each()):
-                self._complain_of(selector, taps[0].each()[0])
+        each = [[one for tap in taps for one in tap.each()] for _, taps in self._groups]
+        silent = [taps for taps in each if not any(tap.fired for tap in taps)]
+        for taps in each:
+            for tap in taps if taps not in silent else ():
+                if tap.action.failures:
+                    warnings.warn(_failed(tap), TenterhookWarning, stacklevel=3)
+        never = [self._never(taps[0]) for taps in silent]
+        if never and self._strict:
+            raise EditError("\n  ".join([*never, _STRICT]))
+        for what in never:
+            warnings.warn(what, TenterhookWarning, stacklevel=3)
 
-    def _complain_of(self, selector: Selector, tap: Any) -> None:
+    def _never(self, tap: Any) -> str:
         why = self._why_silent(tap)
-        if tap.site.address.grad and "torch.no_grad()" in why:
-            raise EditError(f"{selector} was never edited: {why}; run it with gradients")
-        warnings.warn(f"{tap.site} was never edited: {why}", TenterhookWarning, stacklevel=4)
+        hint = "; run it with gradients" if tap.site.address.grad and "torch.no_grad()" in why else ""
+        return f"{tap.site} was never edited: {why}{hint}"
 
     def report(self) -> Report:
         """Per address: how often it was applied and how much it changed, or why it never was."""
@@ -113,7 +123,7 @@ class edit:
             difference.calls = tap.fired
             rows.append((str(tap.site), times(tap), repr(tap.action.change), *difference.figures()))
             if not tap.fired:
-                notes.append(f"{tap.site} was never edited: {self._why_silent(tap)}")
+                notes.append(self._never(tap))
             elif tap.action.failures:
                 notes.append(_failed(tap))
             elif remark := difference.remark():
@@ -122,7 +132,7 @@ class edit:
         return Report(header, rows, [*notes, *self._session.notes()], (*header[1:2], *header[3:]))
 
     def _why_silent(self, tap: Any) -> str:
-        return "its change failed" if tap.action.failures else self._session.why_silent(tap)
+        return _CAUGHT if tap.action.failures else self._session.why_silent(tap)
 
     def _each(self) -> Iterator[Any]:
         """The taps, those inside a forward under the names that they have got."""
@@ -130,7 +140,13 @@ class edit:
             yield from tap.each()
 
     def __repr__(self) -> str:
+        if self._session.was_entered:
+            return str(self.report())
         return f"<edit of {', '.join(f'{selector}: {taps[0].action.change}' for selector, taps in self._groups)}>"
+
+    def _repr_html_(self) -> str:
+        head = "edits" if self._session.was_entered else "edits, which act in a `with` block"
+        return markup.page(markup.title(head), self.report().html())
 
     def save(self, file: str | File) -> None:
         """Write the changes to a safetensors file, for `load_edits`. Only ready-made ones: a file holds no code."""
@@ -157,8 +173,6 @@ def _thing(site: Site) -> Any:
 
 def _failed(tap: Any) -> str:
     applied, failures = tap.action.applied, tap.action.failures
-    if not applied:
-        return f"{tap.site} was never edited: its change failed"
     return f"{tap.site}: its change failed in {failures} of {failures + applied} calls, and the exception was caught"
 
 

@@ -1,6 +1,5 @@
 """Ready-made edits in a file: tensors as safetensors, all else as JSON in its header. No code, no pickle."""
 
-import json
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ from torch import Tensor
 from tenterhook.addresses.grammar import parse
 from tenterhook.changes.change import KINDS, Change
 from tenterhook.changes.function import Function
+from tenterhook.changes.places import head
 from tenterhook.changes.ready_made import in_turn
 from tenterhook.errors import EditError
+from tenterhook.verbs.tensor_file import TensorFile
 
-_KEY = "tenterhook.edits"
+_FILE = TensorFile("tenterhook.edits", "edits", EditError, "`edits.save(...)`")
 _VERSION = 1
 
 
@@ -35,13 +36,7 @@ def save(file: str | Path, edits: Sequence[tuple[str, Change | Function, Set[int
             written.append([address, _encode(changes[0] if len(changes) == 1 else in_turn(changes), tensors)])
         except (TypeError, RuntimeError) as error:
             raise EditError(f"{address} cannot be saved: {error}") from None
-    if not Path(file).parent.is_dir():
-        raise EditError(f"{file} cannot be written: there is no folder {Path(file).parent}")
-    header = json.dumps({"version": _VERSION, "edits": written})
-    try:
-        _safetensors().torch.save_file(tensors, file, metadata={_KEY: header})
-    except (ValueError, RuntimeError) as error:
-        raise EditError(f"these edits cannot be saved: {error}") from error
+    _FILE.write(file, tensors, {"version": _VERSION, "edits": written})
 
 
 def _between(address: str, earlier: list[str], meant: dict[str, Set[int]]) -> str | None:
@@ -61,9 +56,8 @@ def load_edits(file: str | Path) -> dict[str, Change]:
     with edit(model, load_edits("steering.safetensors")):
         model(x)
     """
-    header, tensors = _read(file)
+    content, tensors = _FILE.read(file)
     try:
-        content = json.loads(header)
         if content["version"] != _VERSION:
             raise EditError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
         edits = {str(address): _decode(change, tensors) for address, change in content["edits"]}
@@ -76,22 +70,6 @@ def load_edits(file: str | Path) -> dict[str, Change]:
         raise EditError(f"{file} cannot be read as edits: {error}") from error
 
 
-def _read(file: str | Path) -> tuple[str, dict[str, Tensor]]:
-    """Our header in a file, and its tensors."""
-    safetensors = _safetensors()
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    try:
-        opening = safetensors.safe_open(file, framework="pt")
-    except safetensors.SafetensorError as error:
-        raise EditError(f"{file} is no safetensors file, so it holds no edits: {error}") from None
-    with opening as opened:
-        header = (opened.metadata() or {}).get(_KEY)
-        if header is None:
-            raise EditError(f"{file} holds no edits; write them with `edits.save(...)`")
-        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-
-
 def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
     if x is None or isinstance(x, bool | int | float):
         return x
@@ -101,6 +79,8 @@ def _encode(x: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(x, Change):
         return {"change": x.name, "arguments": {key: _encode(value, tensors) for key, value in x.arguments.items()}}
+    if isinstance(x, head):
+        return {"head": [x.k, x.of]}
     if isinstance(x, slice):
         return {"slice": [_encode(end, tensors) for end in (x.start, x.stop, x.step)]}
     if x is Ellipsis:
@@ -127,14 +107,5 @@ def _decode(x: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "ellipsis":
         return Ellipsis
     parts = [_decode(one, tensors) for one in content]
-    kinds: dict[str, Any] = {"slice": lambda ends: slice(*ends), "tuple": tuple, "list": list}
+    kinds: dict[str, Any] = {"slice": lambda x: slice(*x), "head": lambda x: head(*x), "tuple": tuple, "list": list}
     return kinds[kind](parts)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError:
-        raise ImportError('edits in files need safetensors: pip install "tenterhook[safetensors]"') from None
-    return safetensors

@@ -19,7 +19,7 @@ from tenterhook.hooks.scope import Scope, here, not_watching
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
-from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.autograd import graph_task, sequence_number
 from tenterhook.platform.checkpoints import beside_checkpoints
 from tenterhook.platform.functorch import values_of
 from tenterhook.platform.modes import dispatch_modes, without_function_modes
@@ -33,6 +33,37 @@ class Stop(BaseException):
     def __init__(self, scope: Scope) -> None:
         super().__init__("tenterhook: every asked value is there")
         self.scope = scope
+
+
+class Countdown:
+    """Ends a forward when as many values have come as it waits for, if it waits for any number."""
+
+    awaited: int | None = None
+    came = 0
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def one_more(self) -> None:
+        """A value came."""
+        self.came += 1
+        if self.came == self.awaited:
+            raise Stop(self.scope)
+
+
+class Failed(Omitted):
+    """Stands for a tensor that `reduce` failed on, at one of many sites."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kind = "tensor"
+        self.error = f"{type(error).__name__}: {error}"
+
+    def __repr__(self) -> str:
+        return f"<a tensor that reduce failed on: {self.error}>"
+
+    @property
+    def why(self) -> str:
+        return f"was not kept: reduce failed with {self.error}"
 
 
 _Versions = tuple[tuple[Tensor, int], ...]
@@ -105,6 +136,7 @@ class How:
     keep_only: str  # "all" or "last"
     scope: Scope
     log: Log
+    countdown: Countdown | None = None
     simple: bool = field(init=False)  # whether a tensor is kept just by detaching it, and copying it or not
 
     def __post_init__(self) -> None:
@@ -124,10 +156,10 @@ class How:
         """True if only the last call is kept."""
         return self.keep_only == "last"
 
-    def keep(self, tensor: Tensor) -> Any:
-        """What is kept of one tensor."""
+    def keep(self, tensor: Tensor, wide: bool) -> Any:
+        """What is kept of one tensor; `wide`: its site is one of many."""
         if self.reduce is not None:
-            return self._reduced(tensor)
+            return self._reduced(tensor, wide)
         if self.detach:
             tensor = tensor.detach()
         if self.device is None and self.dtype is None:
@@ -139,12 +171,17 @@ class How:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device or tensor.device, dtype, copy=self.copy or tensor.is_inference())
 
-    def _reduced(self, tensor: Tensor) -> Any:
+    def _reduced(self, tensor: Tensor, wide: bool) -> Any:
         assert self.reduce is not None
         with not_watching(self.scope), torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             shown = tensor.detach() if self.detach else tensor
             before = [(shown, version_of(shown))]
-            small = self.reduce(shown)
+            try:
+                small = self.reduce(shown)
+            except Exception as error:
+                if not wide:
+                    raise
+                small = Failed(error)
             check_unchanged(before, "reduce")
             return rebuild(small, lambda _, part: self._own(part, tensor), opaque=_own_array)
 
@@ -175,8 +212,6 @@ class Keep(Action):
 class KeepValues(Keep):
     """Keep each value, in the log of the session."""
 
-    wait: "Wait | None" = None
-
     def entries(self, tap: Tap) -> list[Entry]:
         return self.how.log.of(tap.number)
 
@@ -185,18 +220,20 @@ class KeepValues(Keep):
         with beside_checkpoints():
             kept = rebuild(value, lambda _, tensor: self._kept(tap, tensor, versions))
         if isinstance(kept, Omitted):
-            tap.missed = f"its value is a {kept.kind}: no tensor, so it was not kept"
+            tap.missed = f"its value {kept.why}"
             return
         self._store(tap, Entry(call.number, kept, tuple(versions)))
-        if self.wait is not None:
-            self.wait.came(self)
+        if self.how.countdown is not None:
+            self.how.countdown.one_more()
 
     def _kept(self, tap: Tap, tensor: Tensor, versions: list[tuple[Tensor, int]]) -> Any:
         try:
-            kept = self.how.keep(tensor)
+            kept = self.how.keep(tensor, tap.site.wide)
         except Exception as error:
             error.add_note(f"while keeping the value at {tap.site}")
             raise
+        if isinstance(kept, Failed):
+            tap.note = f"reduce failed with {kept.error}"
         if not self.how.copy:
             _note_version(kept, versions)
         return kept
@@ -212,6 +249,9 @@ class KeepLastValue(KeepValues):
 
     def entries(self, tap: Tap) -> list[Entry]:
         return [] if self._last is None else [self._last]
+
+    def restart(self) -> None:
+        self._last, self._dropped = None, 0
 
     def _store(self, tap: Tap, entry: Entry) -> None:
         if self._last is None:
@@ -290,6 +330,9 @@ class KeepGradients(Keep):
         asked = tap.site.address.call
         return self._dropped + sum(covers(asked, call, tap.calls) for call, _ in self._turns())
 
+    def has_come(self, tap: Tap) -> bool:
+        return bool(self._arrivals)
+
     def entries(self, tap: Tap) -> list[Entry]:
         """The leaves put together, by call and then by backward pass."""
         together = [self._together(call, group) for (call, _), group in self._turns().items()]
@@ -320,13 +363,17 @@ class KeepGradients(Keep):
 
     def _keep(self, tap: Tap, grad: Tensor | None, call: int, path: Path) -> None:
         try:
-            kept = None if grad is None else self.how.keep(grad)
+            kept = None if grad is None else self.how.keep(grad, tap.site.wide)
         except Exception as error:
             if "Batching rule not implemented" in str(error):  # torch's older vmap, which can neither copy nor detach
                 tap.missed = "it came from a vectorised jacobian, whose gradients cannot be kept"
                 return
             error.add_note(f"while keeping {tap.site}")
             raise
+        if isinstance(kept, Failed):
+            tap.note = f"reduce failed with {kept.error}"
+            tap.missed = f"its gradient {kept.why}"
+            return
         versions: list[tuple[Tensor, int]] = []
         if not self.how.copy:
             _note_version(kept, versions)
@@ -370,8 +417,10 @@ class PlainGradient(OutputTap):
 
     def __call__(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         scope = self.scope
-        if type(output) is not Tensor or scope not in here() or graph_task() != scope.task or output.grad_fn is None:
+        is_plain = type(output) is Tensor and scope in here() and graph_task() == scope.task
+        if not is_plain or (node := output.grad_fn) is None:
             return super().__call__(module, args, output)
+        self.born = sequence_number(node)
         call = self.calls
         self.calls = call + 1
         self.is_view = self.is_view or is_view(output)
@@ -419,24 +468,6 @@ class _Together:
                 tap.action.take(tap, copy, call, ())
             else:
                 tap.arrive(call, (), grad)
-
-
-class Wait:
-    """With stop=True: ends the forward when the last of the awaited values has come."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self._awaited: set[int] = set()
-
-    def add(self, action: KeepValues) -> None:
-        """Wait for one more."""
-        action.wait = self
-        self._awaited.add(id(action))
-
-    def came(self, action: KeepValues) -> None:
-        self._awaited.discard(id(action))
-        if not self._awaited:
-            raise Stop(self.scope)
 
 
 def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:

@@ -1,6 +1,9 @@
 """Which taps of a session a selector means."""
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from tenterhook.addresses.grammar import Address, matches, parse, split_number
 from tenterhook.addresses.sites import Selector, Site, resolve
@@ -8,14 +11,18 @@ from tenterhook.errors import AddressError, NotSeenError
 from tenterhook.hooks.session import Session
 from tenterhook.inside.taps import WantedTap
 
+if TYPE_CHECKING:
+    from tenterhook.verbs.past import Past
+
+_PASS = re.compile(r"(grad\(.*\))(#[0-9]+)", re.DOTALL)
 Meant = list[tuple[Address, list[Any]]]  # addresses without wildcards, and the taps of each
 
 
 class Lookup:
     """The taps of a session, by selector."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: "Session | Past") -> None:
+        self._session: Any = session
         self._known = -1  # how many taps are in `_by_place`: those inside a forward come while the model runs
         self._by_place: dict[tuple[str, str, bool], list[Any]] = {}
 
@@ -48,7 +55,8 @@ class Lookup:
     def _matching(self, address: Address) -> list[Any]:
         is_named, sort = address.path_filter(), _place(address)[1:]
         taps = [tap for tap in self.taps if _place(tap.site.address)[1:] == sort]
-        return [tap for tap in taps if is_named(tap.site.address.name)]
+        named = [tap for tap in taps if is_named(tap.site.address.name)]
+        return _inside(named, address.inner) if address.inner else [tap for tap in named if tap.site.kind != "inner"]
 
     def _at_place(self, address: Address) -> list[Any]:
         """The taps of the place that an address means; where it is inside a forward, there may be several."""
@@ -73,6 +81,20 @@ class Lookup:
     def _names(self) -> str:
         names = [str(tap.site) for tap in self.taps]
         return ", ".join(names[:8]) + (f" … ({len(names)} in all)" if len(names) > 8 else "")
+
+
+def means_many(selector: Selector, found: Address) -> bool:
+    """Whether a selector is one for many values, however many it means; `found`: the address of one of them."""
+    if not isinstance(selector, str):
+        return isinstance(selector, type) or not isinstance(selector, nn.Module)
+    address = _parse_or_none(selector)
+    return address is not None and ("*" in address.inner or (address.is_glob and address.path != found.path))
+
+
+def pass_of(selector: Selector) -> tuple[Selector, str]:
+    """A selector without the number of a backward pass, and that: `grad(fc)#1` is what the second one brought."""
+    found = _PASS.fullmatch(selector) if isinstance(selector, str) else None
+    return (selector, "") if found is None else (found[1], found[2])
 
 
 def _place(address: Address) -> tuple[str, str, bool]:

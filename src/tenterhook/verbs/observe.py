@@ -11,6 +11,7 @@ from tenterhook.addresses.grammar import known_when_made
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site, resolve
 from tenterhook.changes.change import Change
+from tenterhook.changes.function import takes_site
 from tenterhook.errors import AddressError, TenterhookWarning
 from tenterhook.hooks.report import Report
 from tenterhook.hooks.scope import not_watching
@@ -20,7 +21,7 @@ from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Path, describe, leaves, rebuild_live, version_of
 from tenterhook.verbs.taps import tap_for
 
-Observer = Callable[[Site, Any], object]
+Observer = Callable[..., object]
 
 
 class Show(Action):
@@ -28,6 +29,7 @@ class Show(Action):
 
     def __init__(self, look: Observer) -> None:
         self._look = look
+        self._takes_site = takes_site(look)
         self._shown = 0
         self.last = ""  # the last one, in words
 
@@ -48,7 +50,7 @@ class Show(Action):
         self.last = describe(live)
         try:
             with not_watching(tap.scope):
-                self._look(site, live)
+                self._look(live, site) if self._takes_site else self._look(live)
         except Exception as error:
             error.add_note(f"while observing {site}")
             raise
@@ -58,28 +60,41 @@ class Show(Action):
 class observe:
     """Run a function on the value at each address while the block runs.
 
-        with observe(model, {"**<ReLU>": lambda site, value: print(site, value.mean())}):
+        with observe(model, {"**<ReLU>": lambda value, site: print(site, value.mean())}):
             model(x)
 
-    The function gets the site (`str(site)` is the address of that one value, `site.module` its module) and the value
-    itself, detached but not copied: copy what you keep, and change nothing. An exception in it carries the address.
+    A function is `f(value)` or `f(value, site)`, as in `edit`. It gets the value itself, detached but not copied: copy
+    what you keep, and change nothing. `str(site)` is the address of that one value, `site.module` its module. An
+    exception in it carries the address. `every=50` shows only what belongs to every 50th call of the model; these are
+    the calls @0, @1 … of the sites.
     """
 
     def __init__(
-        self, model: nn.Module | Tensor | Node, observers: Mapping[Selector, Observer], *, frozen: bool = False
+        self,
+        model: nn.Module | Tensor | Node,
+        observers: Mapping[Selector, Observer],
+        *,
+        frozen: bool = False,
+        every: int | None = None,
     ) -> None:
         model = searchable(model, "observe")
         if not isinstance(observers, Mapping):
             kind = type(observers).__name__
-            raise TypeError(f"observe needs a dict of selector: function(site, value), got {kind}")
+            raise TypeError(f"observe needs a dict of selector: function of the value, got {kind}")
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, frozen=frozen)
+        self._session = Session(model, verb="observe", frozen=frozen, every=every)
         self._groups: list[list[Tap]] = []
         for selector, look in observers.items():
             if isinstance(look, Change):
                 raise TypeError(f"{selector}: observing changes nothing; {look} is for edit")
             if not callable(look):
-                raise TypeError(f"the observer at {selector!r} must be a function (site, value), got {look!r}")
+                raise TypeError(
+                    f"the observer at {selector!r} must be a function f(value) or f(value, site), got {look!r}"
+                )
+            try:
+                takes_site(look)
+            except TypeError as error:
+                raise TypeError(f"{selector}: {error}") from None
             self._groups.append([self._tap(site, look) for site in resolve(model, selector)])
         self._session.taps = [tap for group in self._groups for tap in group]
 
@@ -99,6 +114,12 @@ class observe:
                 if not any(one.fired for tap in group for one in tap.each()):
                     why = self._session.why_silent(group[0])
                     warnings.warn(f"{group[0].site} was never observed: {why}", TenterhookWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return str(self.report()) if self._session.was_entered else f"<observe at {len(self._session.taps)} addresses>"
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
 
     def report(self) -> Report:
         """Per address: how often it fired, or that it never did and the most likely reason."""

@@ -9,6 +9,7 @@ from tenterhook.addresses.grammar import Address
 from tenterhook.addresses.sites import Site
 from tenterhook.changes.change import Change
 from tenterhook.changes.function import Function
+from tenterhook.changes.places import index_in
 from tenterhook.changes.ready_made import at as at_index
 from tenterhook.changes.ready_made import replace
 from tenterhook.errors import AddressError, EditError
@@ -40,7 +41,7 @@ def _below(address: Address, path: Path) -> Address:
 def _replacement(tensor: Tensor, at: Any, address: str) -> Change:
     tensor = usable(tensor)
     try:
-        return replace(tensor) if at is None else at_index(at, replace(tensor[at]))
+        return replace(tensor) if at is None else at_index(at, replace(tensor[index_in(tensor, at)]))
     except IndexError as error:
         raise IndexError(f"{address}: {error}; it is {describe(tensor)}") from None
 

@@ -67,7 +67,7 @@ class Replace(Action):
             self.failures -= 1
             raise
         except Exception as error:
-            _blame(error, tap.site.at(call, path))
+            _blame(error, tap.site.at(call, path), _leaf_address(error, tap.site, shown))
             raise
         if not _are_alike(shown, new) and (self.change.keeps_shape or not _is_free(tap.site)):
             check_alike(shown, new, tap.site.at(call, path))
@@ -236,9 +236,18 @@ def check_alike(old: Any, new: Any, site: Site) -> None:
             raise EditError(f"the change at {where} made {describe(other)} of {describe(tensor)}{hint}")
 
 
-def _blame(error: Exception, site: Site) -> None:
+def _blame(error: Exception, site: Site, hint: str = "") -> None:
     """Put the address into the message of somebody's exception, whatever its type."""
     if len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]} (in the change at {site})",)
+        error.args = (f"{error.args[0]} (in the change at {site}{hint})",)
     else:
-        error.add_note(f"in the change at {site}")
+        error.add_note(f"in the change at {site}{hint}")
+
+
+def _leaf_address(error: Exception, site: Site, value: Any) -> str:
+    """Where a change of a structured value failed: how one of its tensors is written."""
+    paths = [] if isinstance(value, Tensor) else [path for path, _ in leaves(value)]
+    if not paths or isinstance(error, EditError):  # which says itself what it needs
+        return ""
+    address = site.address._replace(leaf=(*site.address.leaf, *paths[0]))
+    return f", a {describe(value)}; the address of one tensor in it is {address}"

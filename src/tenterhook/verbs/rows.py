@@ -59,18 +59,16 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=max(most, 1e-6) * tolerance, equal_nan=True)
 
 
-def farthest(made: dict[int, Outputs], other: Outputs) -> int:
-    """Which of several outputs has the largest difference from another; a device is waited for once."""
-    each = list(made)
-    most = torch.cat(
-        [_apart([made[i] for i in each[k : k + _TOGETHER]], other) for k in range(0, len(each), _TOGETHER)]
-    )
-    return each[int(most.nan_to_num(torch.inf).argmax())]
+def distances(made: dict[int, Outputs], other: Outputs) -> Tensor:
+    """How far each of several outputs is from another one, NaN being farthest; a device is waited for once."""
+    each = list(made.values())
+    most = torch.cat([_apart(each[k : k + _TOGETHER], other) for k in range(0, len(each), _TOGETHER)])
+    return most.nan_to_num(torch.inf).cpu()
 
 
 def _apart(some: list[Outputs], other: Outputs) -> Tensor:
     """The largest difference of each of some outputs from another."""
-    most = torch.zeros(len(some), dtype=torch.float64)
+    most = torch.zeros(len(some), dtype=torch.float64, device="cpu")
     for path, tensor in other.items():
         if tensor.numel():
             apart = foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))

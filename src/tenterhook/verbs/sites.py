@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenterhook import markup
 from tenterhook.addresses.grammar import Address, escape
 from tenterhook.addresses.graph import Code, Graph, searchable
 from tenterhook.addresses.modules import shape_of, tensors_of, walk
@@ -49,7 +50,8 @@ class Sites:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
+        what = getattr(self.model, "name", type(self.model).__name__)
+        return markup.page(markup.title(f"{what}: {len(self)} addresses"), self._table().html())
 
     def _table(self) -> Table:
         if isinstance(self.model, Graph):
@@ -104,7 +106,7 @@ class _Describe(Action):
 
 
 def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) -> Sites:
-    session = Session(place)
+    session = Session(place, verb="sites")
     if isinstance(place, Code):
         asked = place.resolve(match)
     elif match == "**":

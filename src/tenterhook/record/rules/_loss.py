@@ -1,7 +1,7 @@
 """What a loss is measured against, and how often each label came: for rules about losses."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,7 @@ class Labels:
             yield key, term
 
 
-def together(terms: list[Term]) -> Term:
+def together(terms: Sequence[Term]) -> Term:
     """Several calls of one function as one."""
     if len(terms) == 1:
         return terms[0]

@@ -1,7 +1,7 @@
 """A loss that can fall for ever: a wrong sign, or labels that a cross entropy is not made for."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from tenterhook.record.rule import Checked, Finding
@@ -47,7 +47,7 @@ class LossWithoutAFloor(Checked):
             why = "the lower it is, the worse is the model"
             yield Finding(self.name, "warn", step.number, text, None, why, _THEN[what])
 
-    def _is_below(self, terms: list[Term]) -> str:
+    def _is_below(self, terms: Sequence[Term]) -> str:
         low = next((one for one in terms if _is_entropy(one) and one.mean < t.FLOOR), None)
         self._below = self._below + 1 if low else 0
         return f"{low.function} {low.mean:.3g}, and it cannot be below zero" if low and self._below >= 3 else ""

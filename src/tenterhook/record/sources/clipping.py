@@ -24,7 +24,7 @@ class Dropouts:
             return
         p, training = _given(args, kwargs, 1, "p", 0.5), _given(args, kwargs, 2, "training", True)
         if training is True and isinstance(p, float | int):
-            self._measuring.micro.dropouts.setdefault(self._measuring.micro.last or "", float(p))
+            self._measuring.micro.sample.dropouts.setdefault(self._measuring.micro.sample.last or "", float(p))
 
 
 class Clipping:

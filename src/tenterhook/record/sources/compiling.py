@@ -9,7 +9,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from tenterhook.platform.compiler import compiler_callbacks, is_compiled, load_compiler
 from tenterhook.platform.frames import first_argument, frames_from
@@ -18,7 +21,7 @@ from tenterhook.platform.frames import first_argument, frames_from
 class Compiling:
     """Calls `wrapped` with a module that torch.compile has wrapped, and `starts` when it begins to compile.
 
-    `grows` is called with every other module that gets a new part, before it has it.
+    `grows` is called with every other module that gets a new part or parameter, before it has it.
     """
 
     def __init__(
@@ -29,7 +32,10 @@ class Compiling:
         all_code: bool,
     ) -> None:
         self._wrapped, self._starts, self._grows = wrapped, starts, grows
-        self._modules = register_module_module_registration_hook(self._registered)
+        self._registrations = (
+            register_module_module_registration_hook(self._registered),
+            register_module_parameter_registration_hook(self._gets_parameter),
+        )
         if all_code:
             load_compiler()
         self._compiler = compiler_callbacks()
@@ -38,7 +44,8 @@ class Compiling:
 
     def remove(self) -> None:
         """Listen no more."""
-        self._modules.remove()
+        for handle in self._registrations:
+            handle.remove()
         if self._compiler is not None:
             with contextlib.suppress(ValueError):  # torch._dynamo.reset() forgets callbacks
                 self._compiler.remove_start_callback(self._started)
@@ -47,6 +54,10 @@ class Compiling:
         if name == "_orig_mod":
             self._wrapped(module)
         else:
+            self._grows(module)
+
+    def _gets_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if name not in module._parameters:  # else it is exchanged, as some do at every step
             self._grows(module)
 
     def _started(self, facts: object) -> None:

@@ -38,13 +38,13 @@ class Given:
 def leak_of(inputs: list[Tensor], y: Tensor, family: str, classes: int, ignored: int) -> Tensor:
     """How well one number of the inputs alone tells the targets: 1 where it does without fail, NaN if not compared."""
     targets = y.detach().reshape(-1)
-    found = [torch.full((), torch.nan, device=y.device)]
+    found = [torch.full((), torch.nan, dtype=torch.float32, device=y.device)]
     for one in inputs if len(targets) >= _FEWEST and (family == "values" or not (classes and y.dim() > 2)) else ():
         if one.device != y.device:
             continue
         if family == "classes" and not one.is_floating_point() and one.numel() == len(targets) and len(inputs) == 1:
             counts = targets != ignored
-            found.append(((one.reshape(-1) == targets) & counts).sum() / counts.sum())
+            found.append(((one.reshape(-1) == targets) & counts).float().sum() / counts.float().sum())
         elif one.is_floating_point() and one.dim() > 1 and len(one) == len(targets):
             columns = one.detach().reshape(len(one), -1).float()
             if 1 < columns.shape[1] <= _MOST_COLUMNS:
@@ -59,7 +59,7 @@ def _best_column(columns: Tensor, targets: Tensor, family: str, classes: int) ->
     if family == "values":
         return ((columns == targets[:, None].float()).all(0) & (columns.std(0) > 0)).any().float()
     if classes > _MOST_CLASSES:
-        return torch.full((), torch.nan, device=columns.device)
+        return torch.full((), torch.nan, dtype=torch.float32, device=columns.device)
     members = (targets[:, None] == torch.arange(classes, device=targets.device)).double()
     members = members * (members.sum(0) >= _OFTEN)  # a rare one is told by any number, by chance
     counted = members.sum(1, keepdim=True)

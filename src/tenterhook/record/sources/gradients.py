@@ -49,15 +49,15 @@ class GradientHook:
             return
         micro = measuring.micro
         if type(grad) is Tensor and grad.is_cuda and not is_of_transform(grad):
-            micro.gather.note([*self.places], grad)
+            micro.sample.gather.note([*self.places], grad)
             return
         # A sum hands one gradient on to all its terms: it is measured once.
-        known = micro.values.get(id(grad))
+        known = micro.sample.values.get(id(grad))
         if known is not None and known.is_still(grad):
             known.places += self.places
         else:
-            known = micro.values[id(grad)] = Value(grad, [*self.places])  # for itself: more can be added to it
-            micro.gather.add(known.places, grad, known.version)
+            known = micro.sample.values[id(grad)] = Value(grad, [*self.places])  # for itself: more can be added to it
+            micro.sample.gather.add(known.places, grad, known.version)
 
 
 def ask_for_gradient(tensor: Tensor, hook: GradientHook, measuring: Measuring) -> None:

@@ -83,7 +83,7 @@ class Losses:
         with torch.no_grad(), without_subclasses():
             call = _measured(function.__name__, given, output, inputs)
         if note_term(output, self._key, call):  # else another loss function has called this one
-            micro.calls.append(call)
+            micro.sample.calls.append(call)
 
     def reached(self, loss: Tensor) -> None:
         """A backward pass is called on this loss: which terms are in it, and is it of a bad batch?"""
@@ -92,7 +92,7 @@ class Losses:
             calls, more = terms_of((loss,), self._key)
             for call in calls:
                 call.in_loss = True
-            micro.has_more |= more
+            micro.sample.has_more |= more
         if self._is_bad(loss) if loss.is_cpu else sampled:
             for where, tensor in micro.given.all():
                 if tensor.is_floating_point() and tensor.dim() and tensor.numel() and _can_be_read(tensor):
@@ -129,8 +129,8 @@ def _measured(function: str, given: dict[str, Any], output: Tensor, inputs: list
     """Start to measure a call."""
     x, y = given.get("input"), given.get("target")
     family, device = FAMILIES[function], output.device
-    nothing = torch.full((), torch.nan, device=device)
-    classes, labels, count, looks = 0, torch.zeros(0, device=device), nothing, [nothing] * 5
+    nothing = torch.full((), torch.nan, dtype=torch.float32, device=device)
+    classes, labels, count, looks = 0, nothing.new_empty(0), nothing, [nothing] * 5
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x.numel() and y.numel() and family != "other":
         classes = {"classes": x.shape[1 if x.dim() > 1 else 0], "binary": 2}.get(family, 0)
         labels, count = _labels(x, y, given, family)
@@ -162,11 +162,12 @@ def _labels(x: Tensor, y: Tensor, given: dict[str, Any], family: str) -> tuple[T
     dim = 1 if x.dim() > 1 else 0
     many = x.shape[dim]
     if many > _MOST_CLASSES:
-        return torch.zeros(0, device=y.device), torch.full((), torch.nan, device=y.device)
+        nothing = torch.full((), torch.nan, dtype=torch.float32, device=y.device)
+        return nothing.new_empty(0), nothing
     if y.is_floating_point():  # probabilities
         counts = y.float().movedim(dim, -1).reshape(-1, many).sum(0)
     else:
-        counts = torch.zeros(many, device=y.device)
+        counts = torch.zeros(many, dtype=torch.float32, device=y.device)
         which = y.reshape(-1)
         counts.index_add_(0, which.clamp(0, many - 1), (which != given.get("ignore_index", -100)).float())
     weight = given.get("weight")

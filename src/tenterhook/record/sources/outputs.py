@@ -60,19 +60,19 @@ class OutputHook(Hook):
         if is_tracing() or not (with_graph or self._measuring.without_gradients):
             return  # an export or validation
         if graph_task() == -1:
-            if self._measuring.micro.token.passes:
+            if self._measuring.micro.passes:
                 self._hub.feed(_PART_CALLED)
         elif saves_hooked(False) is not None:
             return  # a checkpoint runs its function again
         self._see_all(output)
-        self._measuring.micro.last = self._site
+        self._measuring.micro.sample.last = self._site
         if with_graph:
             self._look_at(module, args, output)
 
     def _note_silence(self, module: nn.Module) -> None:
         """Where a layer is in training mode, it may be by mistake that it is called without gradients."""
         if module.training and self._has_parameters and graph_task() == -1:
-            self._measuring.micro.silent.add((self._model, self._site))
+            self._measuring.micro.sample.silent.add((self._model, self._site))
 
     def _look_at(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._is_norm:
@@ -99,12 +99,12 @@ class OutputHook(Hook):
 
     def _look_at_norm(self, module: Any, output: Any) -> None:
         micro, at = self._measuring.micro, (self._model, self._site)
-        micro.modes[at] = module.training
+        micro.sample.modes[at] = module.training
         alone = module.training and not isinstance(module, nn.SyncBatchNorm)  # that looks at the batches of all ranks
         if alone and isinstance(output, Tensor) and output.dim() > 1:
-            micro.batches[at] = len(output), output.numel() // max(1, output.shape[1])
+            micro.sample.batches[at] = len(output), output.numel() // max(1, output.shape[1])
         if module.affine and not any(p.requires_grad for p in module.parameters()):
-            micro.frozen.add(at)
+            micro.sample.frozen.add(at)
 
     def _note(self, tensor: Tensor) -> None:
         """See the one value of a module on a device, with the least that can be done while a model runs."""
@@ -113,7 +113,7 @@ class OutputHook(Hook):
             place = self._outputs.get(())
             if place is None:
                 place = self._outputs[()] = self._place((), "output", tensor.dtype)
-            measuring.micro.gather.note([place], tensor)
+            measuring.micro.sample.gather.note([place], tensor)
         if measuring.gradients and tensor.requires_grad:
             places = self._gradients.get(()) or self._asked((), tensor)
             ask_for_gradient(tensor, GradientHook(measuring, self._passes, places), measuring)
@@ -126,13 +126,13 @@ class OutputHook(Hook):
         place = self._outputs.get(path)
         if place is None:
             place = self._outputs[path] = self._place(path, "output", tensor.dtype)
-        known = micro.values.get(id(tensor))
+        known = micro.sample.values.get(id(tensor))
         if known is not None and known.is_still(tensor):
             known.places.append(place)
         else:
-            known = micro.values[id(tensor)] = Value(tensor, [place])
+            known = micro.sample.values[id(tensor)] = Value(tensor, [place])
             if measuring.outputs:
-                micro.gather.add(known.places, tensor, known.version)
+                micro.sample.gather.add(known.places, tensor, known.version)
         if measuring.gradients and tensor.requires_grad:
             if known.gradient is None:
                 known.gradient = GradientHook(measuring, self._passes, [])
@@ -180,7 +180,7 @@ class WriteHook(Hook):
     @guarded
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not is_tracing():
-            self._measuring.micro.gather.measure()
+            self._measuring.micro.sample.gather.measure()
 
 
 def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Tensor]]:

@@ -48,4 +48,4 @@ class RootHook(Hook):
                 site = self._site + ":in" + "".join(f"[{part}]" for part in path)
                 place = measuring.places.number(self._model, site, "input", self._kind, tensor.dtype)
                 known = Value(tensor, [place])
-                measuring.micro.gather.add(known.places, tensor, known.version)
+                measuring.micro.sample.gather.add(known.places, tensor, known.version)

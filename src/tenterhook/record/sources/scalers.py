@@ -42,14 +42,14 @@ class Scalers:
 
     def use(self, scale: Tensor | None) -> None:
         """What comes next is scaled by this; a micro-batch keeps its first one."""
-        if not self._measuring.micro.has_scale:
+        if not self._measuring.micro.scaler:
             self.scale = scale
 
     def note(self) -> None:
         """What comes in this micro-batch is scaled."""
         micro = self._measuring.micro
-        if self.scale is not None and not micro.has_scale:
-            micro.has_scale, micro.scaler = True, id(self.scale)
+        if self.scale is not None and not micro.scaler:
+            micro.scaler = id(self.scale)
             micro.scalars.add("scale", self.scale)
 
     def note_after(self) -> None:

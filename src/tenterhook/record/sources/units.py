@@ -28,7 +28,7 @@ class Saturation:
         """See what the module has given."""
         if tensor.layout is torch.strided and not tensor.is_nested:
             share = ((tensor.detach() - self._centre).abs() > self._far).double().mean()
-            micro.scalars.add(("saturated", place, micro.last or ""), share)
+            micro.scalars.add(("saturated", place, micro.sample.last or ""), share)
 
 
 class Firing:
@@ -44,7 +44,7 @@ class Firing:
             return
         if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
-        use = micro.last or ""
+        use = micro.sample.last or ""
         calls, alive, axis = self._alive.get(use, (0, None, 0))
         if calls == 0 or axis >= tensor.dim():
             axis = axis_of_units(tensor)

@@ -23,7 +23,7 @@ from tenterhook.platform.hook_tables import is_ours
 from tenterhook.platform.jit import SCRIPT, SCRIPTS_IN, scripted
 from tenterhook.platform.losses import FAMILIES
 from tenterhook.platform.observed import CLIPS, DROPOUTS, Observed, observable
-from tenterhook.platform.optimizers import look_for_optimizers, note_optimizer
+from tenterhook.platform.optimizers import note_optimizer
 from tenterhook.platform.scalers import scaler_classes
 from tenterhook.record.guard import Guard
 from tenterhook.record.sources.backward import Passes
@@ -88,8 +88,6 @@ def listen(new: Listeners) -> None:
     """Have these told, too."""
     global _all
     with _lock:
-        if not _all:
-            look_for_optimizers()
         if not _all and not something_was_compiled():  # else it would be compiled again
             _observe(FAMILIES, _loss)
             _observe(DROPOUTS, _dropout, calls=_DROPOUTS)
