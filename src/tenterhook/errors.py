@@ -49,6 +49,8 @@ class NonFiniteError(TenterhookError, ArithmeticError):
     def __init__(self, birth: Any) -> None:
         super().__init__(str(birth))
         self.birth = birth
+
+
 class CaptureError(TenterhookError, ValueError):
     """Captured values that cannot be written to a file, or a file of them that cannot be read."""
 

@@ -23,7 +23,7 @@ def page() -> Iterator[str]:
     yield "| what is wrong | made by | line | why |\n|---|---|---|---|"
     for case in CASES:
         yield _row(case)
-    yield f"\n## Legitimate\n\n{len(CLEAN)} with infinities on purpose, or NaN that nothing depends on, raise nothing.\n"
+    yield f"\n## Legitimate\n\n{len(CLEAN)} with infinities on purpose, or NaN that does not matter, raise nothing.\n"
     yield "| what it does |\n|---|"
     for case in CLEAN:
         yield f"| {case.about} |"

@@ -8,6 +8,20 @@ from tenterhook.birth.made import Made
 
 _INTERNAL = re.compile(r"^_+|_(forward|backward|for_cpu|cuda|legit)$|^native_")
 
+_DATA = "look at the data: this batch has them before the model sees it"
+_SLOPE = "the slope is infinite there: add a small number to its input, or keep such values out of it (not with where)"
+_DIVISOR = "add a small number to the divisor, or clamp it"
+_REMEDIES = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), "clamp its input, or use log_softmax or logsigmoid"),
+    **dict.fromkeys(("div", "reciprocal", "rsqrt", "remainder", "fmod", "layer_norm", "batch_norm"), _DIVISOR),
+    **dict.fromkeys(("softmax", "log_softmax"), "leave one place of every row open, or leave out such rows"),
+    **dict.fromkeys(("sqrt", "pow", "acos", "asin", "atanh", "logit"), "clamp its input to where it is defined"),
+    "exp": "clamp its input, or subtract its maximum first",
+    "mean": "leave out what has no values, or divide by at least 1",
+    "nll_loss": "leave out batches without a target, or divide by at least 1",
+    "std": "use more than one value, or correction=0",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Birth:
@@ -32,6 +46,16 @@ class Birth:
         inside = f" in {self.address}" if self.address else ""
         at = f", at {self.line}" if self.line else ""
         return f"{self.values} was made by {what}{inside}{at}"
+
+    @property
+    def remedy(self) -> str:
+        """What is usually done about it."""
+        if self.received:
+            is_input = self.operation.startswith("input")
+            return _DATA if is_input else "it was not finite before this step: look at what wrote it"
+        if "more than" in self.why and "float32" not in self.why:
+            return "compute this in float32, or make its inputs smaller"
+        return _REMEDIES.get(self.operation, "look at the inputs of that line") if not self.backward else _SLOPE
 
     def __str__(self) -> str:
         lines = [self.sentence]
