@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenterhook.addresses.sites import Site as Site
+    from tenterhook.comparing.compare import compare as compare
+    from tenterhook.comparing.comparison import Comparison as Comparison
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
     from tenterhook.errors import EditError as EditError
@@ -49,6 +51,8 @@ _HOMES = {
     "load_edits": "verbs.edit_file",
     "sweep": "verbs.sweep",
     "sites": "verbs.sites",
+    "compare": "comparing.compare",
+    "Comparison": "comparing.comparison",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",
