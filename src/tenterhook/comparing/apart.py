@@ -44,18 +44,23 @@ class Apart(NamedTuple):
 
 
 SAME = Apart()
+NO_NUMBERS = Apart(size=-1)  # on the meta device the shape is all there is
 
 
-def apart(a: Tensor, b: Tensor) -> Apart:
-    """Measure two tensors, which may be on different devices and of different dtypes."""
+def apart(a: Tensor, b: Tensor, coarse: float = 0.0) -> Apart:
+    """Measure two tensors, which may be on different devices and of different dtypes.
+
+    `coarse`: the precision of what was computed, where that is less than the dtype says (TF32, autocast).
+    """
     if shape_of(a) != shape_of(b):
         return Apart(math.inf, what=f"{_times(a)} against {_times(b)}")
     if not (has_numbers(a) and has_numbers(b)):
-        return SAME  # on the meta device the shape is all there is
+        return NO_NUMBERS
     a, b = _plain(a.detach()), _plain(b.detach())
     if can_have_gradient(a) != can_have_gradient(b) and torch.bool in (a.dtype, b.dtype):
         return Apart(math.inf, what=f"{_name(a)} against {_name(b)}")
     eps = max(_eps(a), _eps(b))
+    eps = max(eps, coarse) if eps else 0.0
     if not a.numel():
         return SAME
     if a.device != b.device:

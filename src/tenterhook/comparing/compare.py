@@ -156,7 +156,7 @@ class _Comparing:
         forced = None
         if any(not one.apart.is_equal for one in free.found):
             forced = run(two, force=True, inner=self.inner)
-        judged = judge(free, forced, self.theirs, self.condition.eps, truth)
+        judged = judge(free, forced, self.theirs, truth)
         rows = [self._row(one, verdict, own, truth) for one, verdict, own in judged.rows]
         failed = tuple(self._failure(error, went) for error, went in zip(free.failed, free.went, strict=True))
         return Comparison(
@@ -194,7 +194,7 @@ class _Comparing:
             return str(Address(escape(name), role=key.role)) + call
         if key.role.startswith("grad"):
             leaf = key.role.removeprefix("grad")
-            return f"grad({escape(name)}{':out' if leaf else ''}{leaf}{call})"
+            return f"grad({escape(name)}{':out' if leaf.startswith('[') else ''}{leaf}{call})"
         return str(parse(f"{escape(name)}{key.role.removesuffix('#0')}")) + call
 
     def _alone(self, keys: list[Key]) -> list[str]:
@@ -225,7 +225,7 @@ class _Comparing:
             return replace(first, inner=self._address(key))
         if two.a is None or key.role.startswith("grad"):
             return first
-        line = line_in(two, name, judged.call, key, judged.length, self.condition.eps)
+        line = line_in(two, name, judged.call, key, judged.length)
         if line is None:
             return first
         inner = str(parse(f"{first.other}{line.inner}"))

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     verdict: str  # equal, within rounding, first, differs, grown, not compared
     own: Apart | None = None  # how far apart with the inputs of a, where that was asked
     note: str = ""
-    wrong: tuple[float, float] | None = None  # with reference=True: how far a and b are from float64, in units
+    wrong: tuple[float, float] | None = None  # with reference=True: how far a and b are from float64, at most
 
     @property
     def max(self) -> float:
@@ -96,7 +96,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """True if every value was the same to the last bit, and none was missing."""
-        return self.agree and all(row.verdict in ("equal", "not compared") for row in self.rows)
+        verdicts = {row.verdict for row in self.rows}
+        return self.agree and "equal" in verdicts and verdicts <= {"equal", "not compared"}
 
     @property
     def agree(self) -> bool:
@@ -113,7 +114,7 @@ class Comparison:
             agreed = sum(row.verdict in ("equal", "within rounding") for row in compared)
             return f"{who}; {agreed} of the {n} values until then agree"
         if not compared:
-            return "nothing could be compared"
+            return f"no numbers: the shapes of {len(self.rows)} values agree" if self.rows else "nothing was compared"
         if self.first is not None:
             return str(self.first)
         if self.equal:

@@ -131,7 +131,8 @@ def batch_of(rows: int = 1) -> Condition:
         most = max(sizes)
         return rebuild_live(inputs, lambda _, t: t[:rows] if t.dim() and t.shape[0] == most else t)
 
-    return Condition(f"the first {rows} of the batch", inputs=first, view=partial(_first_rows, rows))
+    name = "the first row of the batch" if rows == 1 else f"the first {rows} rows of the batch"
+    return Condition(name, inputs=first, view=partial(_first_rows, rows))
 
 
 def _first_rows(rows: int, a: Tensor, b: Tensor) -> Tensor:

@@ -58,14 +58,14 @@ class Following:
         layouts: Mapping[tuple[str, str], Layout],
         cells: Sequence[Cell],
         view: Callable[[Tensor, Tensor], Tensor] | None = None,
-        look: Callable[[Event, Event], None] | None = None,
+        coarse: float = 0.0,
     ) -> None:
         self._source = source
         self._force = force
         self._layouts = layouts
         self._cells = cells
         self._view = view
-        self._look = look
+        self._coarse = coarse
         self.found: list[Found] = []
         self.only_b: list[Key] = []
 
@@ -78,7 +78,7 @@ class Following:
             return None
         if key.role == "in" and given.random is not None and self._cells:
             put(self._cells, given.random[: len(self._cells)])
-        if key.role == "in" and not self._force:
+        if key.role == "in" and not (self._force and event.around):  # the model's own inputs are as they were given
             return None
         return self._compare(event, given)
 
@@ -96,13 +96,13 @@ class Following:
             a = a if self._view is None else self._view(a, b)
             if key.role == "in" and not _can_take(a, b):
                 continue
-            found = apart(a, b)
-            if found.order > worst.order:
+            found = apart(a, b, self._coarse)
+            if found.order > worst.order or worst is SAME:
                 worst, leaf = found, path
             if not found.is_equal and self._force and _can_take(a, b):
                 new[path] = _as(a.detach(), b)
         missing = [f"{_text(path)} in a alone" for path in left] + [f"{_text(path)} in b alone" for path in more]
-        owner = key.name if key.role != "in" else (event.around[-1].name if event.around else ".")
+        owner = event.owner or (event.around[-1].name if key.role == "in" else key.name)
         shape = describe(theirs.get(leaf, event.value)) if theirs else ""
         what = [] if key.role == "in" else missing
         wrote = (given.wrote, event.wrote)

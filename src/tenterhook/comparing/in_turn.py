@@ -73,6 +73,7 @@ def run(
             layouts=two.layouts,
             cells=random if condition.same_random else (),
             view=condition.view,
+            coarse=condition.eps,
         )
         side = Side(two.b, following.came, changes=force)
         failed = None
@@ -88,8 +89,9 @@ def run(
             with contextlib.ExitStack() as stack:
                 stack.callback(put, cells, start)
                 stack.callback(source.close)
-                only_a = list(source.left()) if failed is None else []
+                only_a = list(source.left())  # where b has failed: whether a does, too
         went = sides[0].went if sides else []
+        only_a = only_a if failed is None else []
         return Outcome(following.found, only_a, following.only_b, (source.error, failed), (went, side.went))
 
 
@@ -109,7 +111,7 @@ def _call(model: nn.Module, inputs: Any, loss: Loss | None, which: int, two: Two
     grads = torch.autograd.grad(loss(made), [p for _, p in parameters], allow_unused=True)
     for (name, _), grad in zip(parameters, grads, strict=True):
         if grad is not None:
-            side.tell(Event(Key(name, "grad"), grad.detach()))
+            side.tell(Event(Key(name, "grad"), grad.detach(), owner=name.rpartition(".")[0] or "."))
 
 
 def _one_thread(is_graded: bool) -> Any:

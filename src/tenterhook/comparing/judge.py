@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import nn
 
-from tenterhook.comparing.apart import Apart
+from tenterhook.comparing.apart import NO_NUMBERS, Apart
 from tenterhook.comparing.following import Found
 from tenterhook.comparing.in_turn import Outcome
 from tenterhook.comparing.source import Key
@@ -32,9 +32,7 @@ class Judged:
     writes: bool = False  # whether the module is named because of what it writes into
 
 
-def judge(
-    free: Outcome, forced: Outcome | None, modules: Mapping[str, nn.Module], coarse: float, truth: Truth | None
-) -> Judged:
+def judge(free: Outcome, forced: Outcome | None, modules: Mapping[str, nn.Module], truth: Truth | None) -> Judged:
     """Verdicts on what came when both ran freely, from what came when b had the values of a."""
     lengths: dict[str, int] = {}
 
@@ -46,13 +44,13 @@ def judge(
             return not known
         if one.owner not in lengths:
             lengths[one.owner] = length_of(modules.get(one.owner))
-        return not is_rounding(one.apart, lengths[one.owner], coarse)
+        return not is_rounding(one.apart, lengths[one.owner])
 
     own = {} if forced is None else {one.key: one for one in forced.found}
     makers = [] if forced is None else [one for one in forced.found if more_than_rounding(one)]
     graded = [one for one in free.found if one.key.role.startswith("grad")]
     if not makers:  # forward passes agree, so gradients have no other cause than the backward
-        makers = [one for one in graded if more_than_rounding(one)]
+        makers = [one for one in graded if more_than_rounding(one)][:1]
     judged = Judged([])
     if makers:
         judged = _named(makers[0], [] if forced is None else forced.found)
@@ -61,7 +59,7 @@ def judge(
     owners = {(one.owner, _call_of(one)) for one in makers}
     named = Key(judged.owner, "out", judged.call)
     for one in free.found:
-        if one.key.role == "in":
+        if one.key.role == "in" or (one.key.role.startswith("grad:in") and one is not judged.first):
             continue
         alone = own.get(one.key)
         verdict = _verdict(one, judged, one.key in making or _is_maker(one, owners), named)
@@ -74,9 +72,11 @@ def _is_maker(one: Found, owners: set[tuple[str, int]]) -> bool:
 
 
 def _verdict(one: Found, judged: Judged, makes: bool, named: Key) -> str:
-    if not one.shape and one.apart.is_equal:
+    if (not one.shape and one.apart.is_equal) or one.apart is NO_NUMBERS:
         return "not compared"
-    if judged.first is not None and (one.key == judged.first.key or one.key == named):
+    if judged.first is not None and one.key == judged.first.key:
+        return "first"
+    if one.key == named and judged.first is not None and not judged.first.key.role.startswith("grad"):
         return "first"
     if one.apart.is_equal:
         return "equal"

@@ -47,12 +47,12 @@ class _Looking(Following):
         return False
 
 
-def line_in(two: Two, name: str, call: int, until: Key, length: int, coarse: float) -> Line | None:
+def line_in(two: Two, name: str, call: int, until: Key, length: int) -> Line | None:
     """The first line of a module's own code that makes something else in b, before `until` shows it."""
     outcome = run(two, force=True, inner=[name], listener=_Looking)
     own = _before(outcome.found, name, call, until)
     for found in own:
-        if not found.missing and not is_rounding(found.apart, length, coarse):
+        if not found.missing and not is_rounding(found.apart, length):
             return _line(found)
     unknown = next((found for found in own if found.missing), None)
     return None if unknown is None else _line(unknown)

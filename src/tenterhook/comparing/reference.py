@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from tenterhook.addresses.modules import own_tensors
 from tenterhook.comparing.apart import Apart
 from tenterhook.comparing.conditions import double, float64
 from tenterhook.comparing.in_turn import Modules, Two, run
 from tenterhook.comparing.source import Key
+from tenterhook.values.tree import Path, leaves, rebuild_live
 
 _VANISHES = 1e-9  # of the largest value: float32 leaves 1e-7, float64 1e-16
 
@@ -26,16 +31,17 @@ class Truth:
         return found.largest <= _VANISHES * max(found.scale, 1e-30)
 
     def wrong(self, key: Key) -> tuple[float, float] | None:
-        """How far a and b are from float64, in units of their own precision."""
+        """How far a and b are from float64, at most."""
         a, b = self._a.get(key), self._b.get(key)
-        return None if a is None or b is None else (a.units, b.units)
+        return None if a is None or b is None else (a.largest, b.largest)
 
 
 def truth(two: Two, inner: Sequence[str]) -> Truth:
     """Run both in float64, and each beside its own."""
     assert two.a is not None
     a, b = _double(two.a), _double(two.b)
-    inputs_a, inputs_b = double(two.inputs_a), double(two.inputs_b)
+    _undo_casts(two.a, two.b, a, b)
+    inputs_a, inputs_b = double(two.inputs_a), _inputs(two)
     both = replace(two, a=a, b=b, inputs_a=inputs_a, inputs_b=inputs_b)
     plain = replace(two.condition, view=None)
     beside_a = replace(two, b=two.a, a=a, inputs_a=inputs_a, inputs_b=two.inputs_a, condition=plain, layouts={})
@@ -45,6 +51,31 @@ def truth(two: Two, inner: Sequence[str]) -> Truth:
         outcome = run(one, force=force, inner=inner)
         found.append({each.key: each.apart for each in outcome.found})
     return Truth(*found)
+
+
+def _undo_casts(a: Modules, b: Modules, a64: Modules, b64: Modules) -> None:
+    """What b has of a in another dtype counts as what a has: that it was rounded is rounding, too."""
+    with torch.no_grad():
+        for name, module in a.items():
+            for kind in ("parameter", "buffer"):
+                theirs, made = own_tensors(b[name], kind), own_tensors(b64[name], kind)
+                for part, tensor in own_tensors(module, kind).items():
+                    other = theirs.get(part)
+                    if tensor is not None and other is not None and _is_cast(tensor, other):
+                        made[part].copy_(own_tensors(a64[name], kind)[part])
+
+
+def _inputs(two: Two) -> Any:
+    mine = dict(leaves(two.inputs_a))
+
+    def change(path: Path, tensor: Tensor) -> Tensor:
+        return mine[path] if path in mine and _is_cast(mine[path], tensor) else tensor
+
+    return double(rebuild_live(two.inputs_b, change))
+
+
+def _is_cast(a: Tensor, b: Tensor) -> bool:
+    return a.dtype != b.dtype and a.shape == b.shape and torch.equal(a.to(b.device, b.dtype), b)
 
 
 def _double(modules: Modules) -> dict[str, Any]:

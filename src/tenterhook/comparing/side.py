@@ -58,6 +58,7 @@ class Side:
             yield Site(address, module, "module", True)
             if grad:
                 yield Site(address.with_grad(True), module, "module", True)
+                yield Site(address._replace(role="in", grad=True), module, "module", True)
         for name in inner:
             yield from (site.unshared() for site in resolve(self._modules[name], "./**"))
 
@@ -89,8 +90,17 @@ class Side:
 
     def gradient(self, site: Site, grad: Tensor, call: int, path: Path) -> Any:
         """A gradient came."""
+        name = self._names[id(site.owner())]
         leaf = "".join(f"[{key}]" for key in path)
-        return self.tell(Event(Key(self._names[id(site.owner())], f"grad{leaf}", call), grad))
+        if site.address.role == "in":
+            return self.tell(Event(Key(name, f"grad:in{leaf}", call), grad, owner=name))
+        return self.tell(Event(Key(name, f"grad{leaf}", call), grad, owner=self._parent(name)))
+
+    def _parent(self, name: str) -> str:
+        """The nearest module around another, by name: its code used what that one gave."""
+        while name != "." and (name := name.rpartition(".")[0] or ".") not in self._modules:
+            pass
+        return name
 
     def _around(self) -> tuple[Key, ...]:
         return tuple([frame.key for frame in self._frames])

@@ -38,6 +38,7 @@ class Event(NamedTuple):
     around: tuple[Key, ...] = ()  # the outputs of the calls that it is in
     wrote: bool = False  # of an output: whether the module wrote into what it was given
     spot: Any = None  # of a value inside a forward: the instruction that makes it
+    owner: str = ""  # of a gradient: the module whose backward made it
     random: Any = None  # the random states with which a goes on; None where it is further already
 
 

@@ -19,19 +19,14 @@ FEW = 5.0  # units: several operations, each with half a unit, in the worst case
 SCALED = 8.0
 
 
-def is_rounding(apart: Apart, length: int, coarse: float = 0.0) -> bool:
-    """True if a difference is one that rounding may make, in sums of some length.
-
-    `coarse`: the precision of what was computed, where that is less than the dtype says (TF32, autocast).
-    """
+def is_rounding(apart: Apart, length: int) -> bool:
+    """True if a difference is one that rounding may make, in sums of some length."""
     if apart.is_equal:
         return True
-    eps = max(apart.eps, coarse)
     if apart.what or not apart.eps or not apart.scale:
         return False
     allowed = FEW + math.sqrt(length)
-    units = apart.largest / (eps * apart.scale)
-    return units <= allowed and abs(apart.slope) <= eps * max(SCALED, allowed / math.sqrt(apart.size))
+    return apart.units <= allowed and abs(apart.slope) <= apart.eps * max(SCALED, allowed / math.sqrt(apart.size))
 
 
 def length_of(module: nn.Module | None) -> int:
