@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tenterhook.addresses.sites import Site as Site
     from tenterhook.comparing.compare import compare as compare
     from tenterhook.comparing.comparison import Comparison as Comparison
+    from tenterhook.comparing.runs import RunComparison as RunComparison
+    from tenterhook.comparing.runs import compare_runs as compare_runs
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
     from tenterhook.errors import EditError as EditError
@@ -53,6 +55,8 @@ _HOMES = {
     "sites": "verbs.sites",
     "compare": "comparing.compare",
     "Comparison": "comparing.comparison",
+    "compare_runs": "comparing.runs",
+    "RunComparison": "comparing.runs",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",

@@ -22,7 +22,7 @@ from tenterhook.comparing.following import Found, Layout
 from tenterhook.comparing.in_turn import Outcome, Two, run
 from tenterhook.comparing.judge import Judged, judge
 from tenterhook.comparing.line import line_in
-from tenterhook.comparing.saved import keys_of
+from tenterhook.comparing.saved import compare_kept, is_kept, keys_of
 from tenterhook.comparing.source import Key
 from tenterhook.comparing.why import code_of, differences
 from tenterhook.values.tree import leaves, rebuild_live
@@ -32,7 +32,7 @@ _NOTHING = Condition("", model=lambda model: model)
 
 
 def compare(
-    a: nn.Module | Mapping[str, Any],
+    a: Any,
     b: Any = None,
     inputs: Any = _NOT_GIVEN,
     *,
@@ -58,18 +58,20 @@ def compare(
     compares a model with itself: under a dtype, a device, `torch.compile`, or a condition of `tenterhook.comparing`.
     `grad=True` compares gradients, too, of `loss(output)`. `reference=True` runs both in float64 as well, which tells
     rounding from everything else, and which of the two is right. a may be what was captured, by address. Both models,
-    random states and gradients are left as they were.
+    random states and gradients are left as they were; without inputs, a and b are both what was captured.
     """
     if under is not None:
         if inputs is not _NOT_GIVEN:
             raise TypeError("with under= there is one model: compare(model, inputs, under=...)")
         b, inputs = None, b
+    elif is_kept(a) and is_kept(b):
+        return compare_kept(a, b)
     elif inputs is _NOT_GIVEN:
         raise TypeError("compare needs two models and inputs: compare(a, b, inputs); or compare(model, inputs, under=)")
     condition = _NOTHING if under is None else as_condition(under)
-    if not isinstance(a, Mapping):
+    if not is_kept(a):
         check_model(a, "compare")
-    if isinstance(a, Mapping):
+    else:
         check_model(b, "compare")
         return _Comparing(None, b, condition, match, rename, layout).of_saved(a, inputs)
     other = condition.model(a) if b is None else b
@@ -140,7 +142,7 @@ class _Comparing:
         judged = reference.truth(two, self.inner) if is_judged else None
         return self._told(two, free, judged)
 
-    def of_saved(self, saved: Mapping[str, Any], inputs: Any) -> Comparison:
+    def of_saved(self, saved: Any, inputs: Any) -> Comparison:
         """a is values from a file."""
         kept, notes = keys_of(saved, self.alignment)
         if not kept:

@@ -38,5 +38,5 @@ def _fan_in(module: nn.Module) -> int:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):  # which look up
         return 1
     weights = [p for p in module.parameters(recurse=False) if p.dim() > 1 and not nn.parameter.is_lazy(p)]
-    is_plain = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    is_plain = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     return max((p.shape[1:].numel() if is_plain else max(p.shape) for p in weights), default=1)
