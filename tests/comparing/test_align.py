@@ -157,3 +157,44 @@ def test_a_layout_is_used_where_b_goes_on_with_the_value():
     found = compare(a, b, x, b_inputs=x.transpose(1, 2), layout=turned)
     assert found.first.address == "first.conv"
     assert found["second"].own.is_equal or found["second"].own.units < 5
+
+
+def test_dimensions_of_size_one_do_not_matter():
+    class Rows(nn.Module):
+        def __init__(self, more):
+            super().__init__()
+            self.table, self.more = nn.Embedding(5, 8), more
+
+        def forward(self, x):
+            places = torch.arange(5)
+            return x + self.table(places[None] if self.more else places)
+
+    a, b = Rows(True), Rows(False)
+    b.load_state_dict(a.state_dict())
+    assert compare(a, b, X).equal
+
+
+def test_a_whole_block_is_the_partner_of_a_block_and_not_of_a_part():
+    class Nested(MyBlock):
+        def __init__(self):
+            super().__init__()
+            self.mlp = nn.Sequential(self.fc, self.act, self.proj)
+
+    class Host(Mine):
+        def __init__(self):
+            super().__init__()
+            self.h = nn.ModuleList(Nested() for _ in range(2))
+
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(FlatBlock() for _ in range(2))
+            self.out = nn.Linear(8, 3)
+
+    class FlatBlock(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    alignment = Alignment(Host(), Flat())
+    assert alignment.pairs["h.1"] == "blocks.1" and "h.1.mlp" not in alignment.pairs

@@ -274,3 +274,9 @@ def test_a_module_that_writes_into_what_it_is_given_is_named():
     found = compare(a, b, torch.randn(3, 8))
     assert found.first.address == "act"
     assert "writes into what it is given" in found.first.why[0]
+
+
+def test_masks_of_another_dtype_are_the_same():
+    model = build("gpt2")
+    found = compare(model, INPUTS["gpt2"], under=torch.float16)
+    assert found.first is None, found

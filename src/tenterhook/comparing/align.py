@@ -2,7 +2,7 @@
 
 In turn: what `rename` says; the same name; then, for what is left, the same parameters in the same order (a weight may
 be transposed), the same class in the same place below partners; and a module without parameters of its own is the
-partner of the one that holds the partners of all that it holds. What is left over is listed.
+partner of one that holds the partners of all that it holds, and nothing else that has one. What is left over is listed.
 """
 
 import re
@@ -83,14 +83,14 @@ class Alignment:
                 self._pair(mine[block.a + k], theirs[block.b + k], how)
 
     def _by_what_they_hold(self) -> None:
-        """Parents, from the inside out: the deepest that holds the partners of all that one holds."""
-        for name in sorted(self._left(self.a, self.pairs), key=lambda n: -n.count(".")):
-            below = [self.pairs[n] for n in self.a if n in self.pairs and n.startswith(f"{name}.")]
-            around = _around(below)
-            if around in self.b and around != ".":
-                if around in self._taken and len(below) == 1:
-                    continue
-                self._pair(name, around, "what they hold")
+        """Parents, from the outside in: those that hold partners of the very same modules."""
+        theirs: dict[frozenset[str], list[str]] = {}
+        for name in self._left(self.b, self._taken):
+            theirs.setdefault(frozenset(_below(name, self._taken)), []).append(name)
+        for name in self._left(self.a, self.pairs):
+            held = frozenset(self.pairs[other] for other in _below(name, self.pairs))
+            if held and theirs.get(held):
+                self._pair(name, theirs[held].pop(0), "what they hold")
 
     def _by_place(self) -> None:
         """Modules without parameters: of the children of two partners, those of one class in the same order."""
@@ -130,17 +130,9 @@ def _kind(module: nn.Module) -> str:
     return next((kind for kind in ("dropout", "gelu", "relu", "silu", "tanh", "identity") if kind in name), name)
 
 
-def _around(names: list[str]) -> str:
-    """The deepest name that holds all of these, itself none of them."""
-    if not names:
-        return ""
-    parts = [name.split(".")[:-1] for name in names]
-    common: list[str] = []
-    for same in zip(*parts, strict=False):
-        if len(set(same)) > 1:
-            break
-        common.append(same[0])
-    return ".".join(common) or "."
+def _below(name: str, names: Iterable[str]) -> list[str]:
+    """Those of some names that are below another."""
+    return [other for other in names if other.startswith(f"{name}.")]
 
 
 def _renamed(name: str, pattern: str, wanted: str) -> str | None:

@@ -56,7 +56,7 @@ def apart(a: Tensor, b: Tensor, coarse: float = 0.0) -> Apart:
         return Apart(math.inf, what=f"{_times(a)} against {_times(b)}")
     if not (has_numbers(a) and has_numbers(b)):
         return NO_NUMBERS
-    a, b = _plain(a.detach()), _plain(b.detach())
+    a, b = in_range_of(b, _plain(a.detach())), _plain(b.detach())
     if can_have_gradient(a) != can_have_gradient(b) and torch.bool in (a.dtype, b.dtype):
         return Apart(math.inf, what=f"{_name(a)} against {_name(b)}")
     eps = max(_eps(a), _eps(b))
@@ -115,6 +115,14 @@ def _together(sums: list[list[float]], size: int, eps: float) -> Apart:
     norms = math.sqrt(aa) * math.sqrt(bb)
     cosine = ab / norms if norms else float(aa == bb)
     return Apart(largest, scale, min(cosine, 1.0), da / aa if aa else 0.0, size, eps, what)
+
+
+def in_range_of(b: Tensor, a: Tensor) -> Tensor:
+    """A value of a as far as the dtype of b reaches: the lowest number of each dtype, as in a mask, is one."""
+    if not (a.is_floating_point() and b.is_floating_point()) or torch.finfo(a.dtype).max <= torch.finfo(b.dtype).max:
+        return a
+    info = torch.finfo(b.dtype)
+    return torch.where(a.isinf(), a, a.clamp(info.min, info.max))
 
 
 def _plain(tensor: Tensor) -> Tensor:

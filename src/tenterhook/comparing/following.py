@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from tenterhook.comparing.apart import SAME, Apart, apart
+from tenterhook.comparing.apart import SAME, Apart, apart, in_range_of
 from tenterhook.comparing.leaves import partners, tensors_of, with_tensors
 from tenterhook.comparing.source import Event, Key, Source
 from tenterhook.comparing.states import Cell, put
@@ -93,7 +92,7 @@ class Following:
         new: dict[Path, Tensor] = {}
         for path, (_, a) in pairs.items():
             b = theirs[path]
-            a = a if self._view is None else self._view(a, b)
+            a = _in_shape(a if self._view is None else self._view(a, b), b)
             if key.role == "in" and not _can_take(a, b):
                 continue
             found = apart(a, b, self._coarse)
@@ -129,11 +128,16 @@ def _can_take(a: Tensor, b: Tensor) -> bool:
 
 
 def _as(a: Tensor, b: Tensor) -> Tensor:
-    """A value of a as one of b; what is too large for its dtype, as a mask may be, stays what b has."""
-    new = a.to(b.device, b.dtype, copy=True)
-    if a.dtype != b.dtype and b.is_floating_point():
-        new = torch.where(new.isinf() & (a.abs() < torch.inf).to(b.device), b.detach(), new)
-    return new
+    """A value of a as one of b."""
+    return in_range_of(b, a).to(b.device, b.dtype, copy=True)
+
+
+def _in_shape(a: Tensor, b: Tensor) -> Tensor:
+    """A value of a in the shape of b, where only dimensions of size 1 are more or fewer."""
+    mine, theirs = shape_of(a), shape_of(b)
+    if mine == theirs or [n for n in mine if n != 1] != [n for n in theirs if n != 1]:
+        return a
+    return a.reshape(theirs)
 
 
 def _text(path: Path) -> str:
