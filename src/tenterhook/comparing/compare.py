@@ -28,6 +28,7 @@ from tenterhook.comparing.why import code_of, differences
 from tenterhook.values.tree import leaves, rebuild_live
 
 _NOT_GIVEN: Any = object()
+_IN_B = "in b: "  # before the names of modules of b that have no partner
 _NOTHING = Condition("", model=lambda model: model)
 
 
@@ -227,11 +228,19 @@ class _Comparing:
             return replace(first, inner=self._address(key))
         if two.a is None or key.role.startswith("grad"):
             return first
-        line = line_in(two, name, judged.call, key, judged.length)
+        line = line_in(two, self._without_partner(name), Key(name, "out", judged.call), key, judged.length)
         if line is None:
             return first
-        inner = str(parse(f"{first.other}{line.inner}"))
+        where = first.other if line.name == name else escape(line.name.removeprefix(_IN_B))
+        inner = str(parse(f"{where}{line.inner}"))
         return replace(first, line=line.text, source=line.source, inner=inner)
+
+    def _without_partner(self, name: str) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+        """The modules inside one that have no partner, or were not asked for: of a and of b."""
+        mine = {n: m for n, m in self.alignment.a.items() if n not in self.mine and _is_below(n, name)}
+        taken, other = {id(m) for m in self.theirs.values()}, self.alignment.pairs[name]
+        left = {n: m for n, m in self.alignment.b.items() if id(m) not in taken and _is_below(n, other)}
+        return mine, {f"{_IN_B}{n}": module for n, module in left.items()}
 
     def _seen_at(self, name: str, one: Found) -> str:
         key = one.key
@@ -258,6 +267,10 @@ class _Comparing:
                 if tensor is not None and other is not None and tensor.shape == other.shape:
                     found.append((part if name == "." else f"{name}.{part}", tensor, other))
         return found
+
+
+def _is_below(name: str, other: str) -> bool:
+    return other == "." or name.startswith(f"{other}.")
 
 
 def _for(model: nn.Module, inputs: Any) -> Any:

@@ -102,12 +102,8 @@ class Comparison:
     @property
     def agree(self) -> bool:
         """True if nothing differs by more than rounding explains."""
-        return (
-            bool(self.rows)
-            and self.first is None
-            and not any(self.failed)
-            and not any(row.verdict == "grown" for row in self.rows)
-        )
+        has_grown = any(row.verdict == "grown" for row in self.rows)
+        return bool(self.rows) and self.first is None and not any(self.failed) and not has_grown
 
     @property
     def verdict(self) -> str:

@@ -52,7 +52,7 @@ def run(
     force: bool = False,
     inner: Sequence[str] = (),
     loss: Loss | None = None,
-    listener: type[Following] = Following,
+    listener: Callable[..., Following] = Following,
 ) -> Outcome:
     """Run both. `force`: b goes on with the values of a. `inner`: the modules inside whose forwards to look."""
     models = [modules["."] for modules in (two.a, two.b) if modules is not None]

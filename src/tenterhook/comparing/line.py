@@ -1,20 +1,24 @@
 """Which line of a module's forward makes the difference."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tenterhook.comparing.apart import Apart, apart
+from tenterhook.comparing.apart import SAME, Apart, apart
 from tenterhook.comparing.following import Following, Found
-from tenterhook.comparing.in_turn import Two, run
-from tenterhook.comparing.source import Event, Key
+from tenterhook.comparing.in_turn import Modules, Two, run
+from tenterhook.comparing.source import Event, Key, Source
 from tenterhook.comparing.tolerance import is_rounding
+from tenterhook.values.tree import leaves
 
 
 class Line(NamedTuple):
     """A value inside a forward that a does not have, and where b makes it."""
 
+    name: str  # of the module, in a; of one without a partner, as `extra` has it
     inner: str  # its name in the forward
     source: str
     text: str
@@ -24,33 +28,48 @@ class Line(NamedTuple):
 class _Looking(Following):
     """Compares by name; what has another name in a, by what it is."""
 
-    def came(self, event: Event) -> object:
+    def __init__(self, source: Source, target: Key, length: int, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._target = target  # the output of the call that is looked into
+        self._length = length
+        self._known: list[Tensor] = []  # what both have at the modules in that call
+
+    def came(self, event: Event) -> Any:
+        """A value of b came."""
         if "#" not in event.key.role:
-            return super().came(event)
+            new = super().came(event)
+            if self._target in event.around or event.key == self._target._replace(role="in"):
+                value = event.value if new is None else new
+                self._known += [tensor.detach().clone() for _, tensor in leaves(value)]
+            return new
         many = len(self.only_b)
         super().came(event)
         if len(self.only_b) > many:  # a has no value of this name
             self.only_b.pop()
-            is_known = isinstance(event.value, Tensor) and self._is_known(event, event.value)
-            missing = "" if is_known else "b alone"
-            self.found.append(Found(event.key, Apart(), event.key.name, "", spot=event.spot, missing=missing))
+            missing = "" if self._is_known(event.value) else "b alone"
+            own = Found(event.key, SAME, event.key.name, around=event.around, spot=event.spot, missing=missing)
+            self.found.append(own)
         return None
 
-    def _is_known(self, event: Event, value: Tensor) -> bool:
+    def _is_known(self, value: Any) -> bool:
         """Whether a has it under another name, perhaps in another shape."""
-        for other in self._source.passed(event.around[-1]) if event.around else ():
-            a = other.value
-            if isinstance(a, Tensor) and a.numel() == value.numel():
-                a = a.reshape(value.shape) if a.shape != value.shape else a
-                if is_rounding(apart(a, value), 1):
-                    return True
-        return False
+        if not isinstance(value, Tensor):
+            return True
+        passed = [tensor for event in self._source.passed(self._target) for _, tensor in leaves(event.value)]
+        alike = (a.reshape(value.shape) for a in (*passed, *self._known) if a.numel() == value.numel())
+        return any(is_rounding(apart(a, value), self._length) for a in alike)
 
 
-def line_in(two: Two, name: str, call: int, until: Key, length: int) -> Line | None:
-    """The first line of a module's own code that makes something else in b, before `until` shows it."""
-    outcome = run(two, force=True, inner=[name], listener=_Looking)
-    own = _before(outcome.found, name, call, until)
+def line_in(two: Two, extra: tuple[Modules, Modules], target: Key, until: Key, length: int) -> Line | None:
+    """The first line of a module's own code that makes something else in b, before `until` shows it.
+
+    `extra`: the modules inside it that have no partner, of a and of b; their code counts as its own.
+    """
+    assert two.a is not None
+    within = replace(two, a={**two.a, **extra[0]}, b={**two.b, **extra[1]})
+    names = [target.name, *extra[0], *extra[1]]
+    outcome = run(within, force=True, inner=names, listener=partial(_Looking, target=target, length=length))
+    own = _before(outcome.found, target, until)
     for found in own:
         if not found.missing and not is_rounding(found.apart, length):
             return _line(found)
@@ -58,13 +77,13 @@ def line_in(two: Two, name: str, call: int, until: Key, length: int) -> Line | N
     return None if unknown is None else _line(unknown)
 
 
-def _before(found: Sequence[Found], name: str, call: int, until: Key) -> list[Found]:
+def _before(found: Sequence[Found], target: Key, until: Key) -> list[Found]:
     """The values inside one call that come before another value."""
     own = []
     for one in found:
         if one.key == until:
             break
-        if "#" in one.key.role and one.key.name == name and one.key.call == call:
+        if "#" in one.key.role and target in one.around:
             own.append(one)
     return own
 
@@ -72,4 +91,4 @@ def _before(found: Sequence[Found], name: str, call: int, until: Key) -> list[Fo
 def _line(found: Found) -> Line:
     spot = found.spot
     inner = found.key.role.removesuffix("#0")
-    return Line(inner, str(spot.source) if spot else "", str(spot.text) if spot else "", found.apart)
+    return Line(found.key.name, inner, str(spot.source) if spot else "", str(spot.text) if spot else "", found.apart)

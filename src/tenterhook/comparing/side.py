@@ -59,7 +59,7 @@ class Side:
             if grad:
                 yield Site(address.with_grad(True), module, "module", True)
                 yield Site(address._replace(role="in", grad=True), module, "module", True)
-        for name in inner:
+        for name in (name for name in inner if name in self._modules):
             yield from (site.unshared() for site in resolve(self._modules[name], "./**"))
 
     def came(self, site: Site, value: Any, call: int) -> Any:
