@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tenterhook.comparing.conditions import Condition
 from tenterhook.comparing.following import Following, Found, Layout
 from tenterhook.comparing.side import Side
-from tenterhook.comparing.source import Event, Kept, Key, Live, Source
+from tenterhook.comparing.source import Event, Kept, Key, Live, Source, Stopped
 from tenterhook.comparing.states import put, random_cells, taken
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import rebuild_live
@@ -76,20 +76,21 @@ def run(
             coarse=condition.eps,
         )
         side = Side(two.b, following.came, changes=force)
-        failed = None
+        failed: BaseException | None = None
         try:
             for cell, value in condition.cells:
                 cell.set(value)
             with condition.around():
                 side.run(lambda: _call(two.b["."], two.inputs_b, loss, 1, two, side), inner, is_graded)
-        except Exception as error:
+        except (Exception, Stopped) as error:
             failed = error
         finally:
             only_a: list[Key] = []
             with contextlib.ExitStack() as stack:
                 stack.callback(put, cells, start)
                 stack.callback(source.close)
-                only_a = list(source.left())  # where b has failed: whether a does, too
+                if not isinstance(failed, Stopped):
+                    only_a = list(source.left())  # where b has failed: whether a does, too
         went = sides[0].went if sides else []
         only_a = only_a if failed is None else []
         return Outcome(following.found, only_a, following.only_b, (source.error, failed), (went, side.went))

@@ -10,7 +10,7 @@ from torch import Tensor
 from tenterhook.comparing.apart import SAME, Apart, apart
 from tenterhook.comparing.following import Following, Found
 from tenterhook.comparing.in_turn import Modules, Two, run
-from tenterhook.comparing.source import Event, Key, Source
+from tenterhook.comparing.source import Event, Key, Source, Stopped
 from tenterhook.comparing.tolerance import is_rounding
 from tenterhook.values.tree import leaves
 
@@ -28,9 +28,10 @@ class Line(NamedTuple):
 class _Looking(Following):
     """Compares by name; what has another name in a, by what it is."""
 
-    def __init__(self, source: Source, target: Key, length: int, **options: Any) -> None:
+    def __init__(self, source: Source, target: Key, until: Key, length: int, **options: Any) -> None:
         super().__init__(source, **options)
         self._target = target  # the output of the call that is looked into
+        self._until = until
         self._length = length
         self._known: list[Tensor] = []  # what both have at the modules in that call
 
@@ -38,6 +39,8 @@ class _Looking(Following):
         """A value of b came."""
         if "#" not in event.key.role:
             new = super().came(event)
+            if event.key == self._until:
+                raise Stopped  # all that is asked for is there
             if self._target in event.around or event.key == self._target._replace(role="in"):
                 value = event.value if new is None else new
                 self._known += [tensor.detach().clone() for _, tensor in leaves(value)]
@@ -68,7 +71,8 @@ def line_in(two: Two, extra: tuple[Modules, Modules], target: Key, until: Key, l
     assert two.a is not None
     within = replace(two, a={**two.a, **extra[0]}, b={**two.b, **extra[1]})
     names = [target.name, *extra[0], *extra[1]]
-    outcome = run(within, force=True, inner=names, listener=partial(_Looking, target=target, length=length))
+    looking = partial(_Looking, target=target, until=until, length=length)
+    outcome = run(within, force=True, inner=names, listener=looking)
     own = _before(outcome.found, target, until)
     for found in own:
         if not found.missing and not is_rounding(found.apart, length):
