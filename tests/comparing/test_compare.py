@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+import threading
 import weakref
 
 import pytest
@@ -399,3 +400,23 @@ def test_names_that_are_not_there():
         compare(stack(), stack(), X, match="nowhere")
     with pytest.raises(AddressError, match="rename"):
         compare(stack(), stack(), X, rename={"nowhere": "0"})
+
+
+def test_ctrl_c_ends_both():
+    class Interrupted(nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    ran = []
+
+    class Late(nn.Module):
+        def forward(self, x):
+            ran.append(1)
+            return x
+
+    a = nn.Sequential(nn.Identity(), nn.Identity(), Late())
+    b = nn.Sequential(nn.Identity(), Interrupted(), nn.Identity())
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        compare(a, b, X)
+    assert not ran and threading.active_count() == threads

@@ -77,22 +77,22 @@ def run(
         )
         side = Side(two.b, following.came, changes=force)
         failed: BaseException | None = None
+        only_a: list[Key] = []
         try:
             for cell, value in condition.cells:
                 cell.set(value)
             with condition.around():
                 side.run(lambda: _call(two.b["."], two.inputs_b, loss, 1, two, side), inner, is_graded)
-        except (Exception, Stopped) as error:
+            only_a = list(source.left())
+        except Stopped as error:
             failed = error
+        except Exception as error:
+            failed = error
+            source.left()  # whether a fails, too
         finally:
-            only_a: list[Key] = []
-            with contextlib.ExitStack() as stack:
-                stack.callback(put, cells, start)
-                stack.callback(source.close)
-                if not isinstance(failed, Stopped):
-                    only_a = list(source.left())  # where b has failed: whether a does, too
+            source.close()
+            put(cells, start)
         went = sides[0].went if sides else []
-        only_a = only_a if failed is None else []
         return Outcome(following.found, only_a, following.only_b, (source.error, failed), (went, side.went))
 
 
