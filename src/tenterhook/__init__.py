@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tenterhook.birth.birth import Birth as Birth
     from tenterhook.birth.find import find_first as find_first
     from tenterhook.birth.find import find_nonfinite as find_nonfinite
+    from tenterhook.comparing.compare import compare as compare
+    from tenterhook.comparing.comparison import Comparison as Comparison
+    from tenterhook.comparing.runs import RunComparison as RunComparison
+    from tenterhook.comparing.runs import compare_runs as compare_runs
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
     from tenterhook.errors import CaptureError as CaptureError
@@ -63,6 +67,10 @@ _HOMES = {
     "find_first": "birth.find",
     "Birth": "birth.birth",
     "sessions": "verbs.sessions",
+    "compare": "comparing.compare",
+    "Comparison": "comparing.comparison",
+    "compare_runs": "comparing.runs",
+    "RunComparison": "comparing.runs",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",

@@ -28,7 +28,7 @@ from tenterhook.verbs.keep import Entry, usable
 from tenterhook.verbs.past import Past, Variables
 from tenterhook.verbs.tensor_file import TensorFile
 
-_FILE = TensorFile("tenterhook.capture", "captured values", CaptureError, "`seen.save(...)`")
+FILE = TensorFile("tenterhook.capture", "captured values", CaptureError, "`seen.save(...)`")
 _VERSION = 1
 _DEEPEST = 30
 _KINDS = {"module", "parameter", "buffer", "inner", "node"}
@@ -47,7 +47,7 @@ def save(file: str | Path, past: Past) -> None:
     notes = [*past.notes(), *writing.notes()]
     is_of_function = any(tap.site.address.path == "" for tap in past.taps)
     content = {"version": _VERSION, "function": is_of_function, "notes": notes, "sites": sites}
-    _FILE.write(file, writing.tensors, content)
+    FILE.write(file, writing.tensors, content)
 
 
 def load_capture(file: str | Path) -> Captured:
@@ -58,7 +58,7 @@ def load_capture(file: str | Path) -> Captured:
 
     The model is not needed. A file holds no code: dataclasses and the like come back as namedtuples of their fields.
     """
-    content, tensors = _FILE.read(file)
+    content, tensors = FILE.read(file)
     try:
         if content["version"] != _VERSION:
             raise CaptureError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
@@ -66,7 +66,7 @@ def load_capture(file: str | Path) -> Captured:
     except CaptureError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
-        raise CaptureError(f"{file} cannot be read as {_FILE.what}: {error!r}") from error
+        raise CaptureError(f"{file} cannot be read as {FILE.what}: {error!r}") from error
     return Captured(past, past.log)
 
 
