@@ -42,7 +42,13 @@ def save(file: str | Path, past: Past) -> None:
         for entry in tap.kept:
             writing.begin(tap.site.address._replace(call=entry.call if tap.calls > 1 else None))
             entries.append([entry.call, writing.of(entry.value)])
-        site = {"address": str(tap.site), "kind": tap.site.kind, "calls": tap.calls, "fired": tap.fired}
+        site = {
+            "address": str(tap.site),
+            "kind": tap.site.kind,
+            "calls": tap.calls,
+            "fired": tap.fired,
+            "asked": tap.asked,
+        }
         sites.append({**site, "why": tap.why, "entries": entries})
     notes = [*past.notes(), *writing.notes()]
     is_of_function = any(tap.site.address.path == "" for tap in past.taps)
@@ -76,8 +82,8 @@ def _past(content: dict[str, Any], reading: "_Reading") -> Past:
     past = Past([], [_text(note) for note in content["notes"]], lambda: function)
     for site in content["sites"]:
         kept = [Entry(_count(call), reading.of(value), ()) for call, value in site["entries"]]
-        fired = _count(site["fired"])
-        past.add(_site(site, function), _count(site["calls"]), fired, kept, _text(site["why"]))
+        calls, fired, asked = _count(site["calls"]), _count(site["fired"]), [_count(call) for call in site["asked"]]
+        past.add(_site(site, function), calls, fired, kept, asked, _text(site["why"]))
     return past
 
 
