@@ -82,7 +82,11 @@ def _past(content: dict[str, Any], reading: "_Reading") -> Past:
     past = Past([], [_text(note) for note in content["notes"]], lambda: function)
     for site in content["sites"]:
         kept = [Entry(_count(call), reading.of(value), ()) for call, value in site["entries"]]
-        calls, fired, asked = _count(site["calls"]), _count(site["fired"]), [_count(call) for call in site["asked"]]
+        calls, fired, asked = (
+            _count(site["calls"]),
+            _count(site["fired"]),
+            [_count(call) for call in site.get("asked", ())],
+        )
         past.add(_site(site, function), calls, fired, kept, asked, _text(site["why"]))
     return past
 
