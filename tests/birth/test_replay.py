@@ -33,7 +33,7 @@ class Watched:
             self.calls.append(RootCall.now(model, args, kwargs, sys._getframe(1)))
 
     def bad(self, line):
-        self.told = replay(self.calls, (sys._getframe(1), line), [("", self.model)])
+        self.told = replay(self.calls, [(sys._getframe(1), line)], [("", self.model)])
         return self.told
 
 
@@ -194,5 +194,5 @@ def test_inputs_that_were_written_into_are_told():
     watched = Watched(model)
     model(x).sum().backward()
     x.zero_()
-    told = replay(watched.calls, None, [("", model)])
+    told = replay(watched.calls, [], [("", model)])
     assert told.birth is None and "written into" in told.note

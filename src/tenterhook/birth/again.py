@@ -84,9 +84,9 @@ def again(frame: FrameType, first: int, last: int) -> Again:
     code = frame.f_code
     body = _body_of(code)
     statements, closing = _between(body, first, last)
-    loss = _loss_of(closing, last)
-    kept = _leading_to(statements, loss)
     variables = {**frame.f_globals, **all_variables(frame)}
+    loss = _loss_of(closing, variables)
+    kept = _leading_to(statements, loss)
     _check(kept, loss, variables)
     module = ast.Module([*kept, _assigned(loss)], [])
     made = compile(module, code.co_filename, "exec", dont_inherit=True)
@@ -135,11 +135,18 @@ def _covers(node: ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _loss_of(statement: ast.stmt, line: int) -> ast.expr:
+def _loss_of(statement: ast.stmt, variables: Mapping[str, Any]) -> ast.expr:
+    """What backward() is called on, or what a function is given that calls it."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("backward"):
             by_another = node.func.attr != "backward" or _is_name(node.func.value, "accelerator", "fabric", "self")
             return node.args[0] if node.args and by_another else node.func.value
+    for node in ast.walk(statement):
+        for given in (*node.args, *(one.value for one in node.keywords)) if isinstance(node, ast.Call) else ():
+            value = variables.get(given.id) if isinstance(given, ast.Name) else None
+            is_made = isinstance(given, ast.Call | ast.BinOp | ast.UnaryOp)
+            if is_made or (isinstance(value, Tensor) and value.requires_grad and value.numel() == 1):
+                return given
     raise CannotRunAgain("no call of backward() is on its line")
 
 

@@ -90,7 +90,9 @@ def _number(case: Case, which: int) -> Tensor | None:
     value = case.args[which] if which < len(case.args) else None
     if isinstance(value, Tensor):
         return None if value.is_complex() else value
-    return torch.tensor(value, device=case.output.device) if isinstance(value, int | float) else None
+    if not isinstance(value, int | float):
+        return None
+    return torch.tensor(value, dtype=torch.float64, device=case.output.device)
 
 
 def _division(case: Case) -> str | None:
@@ -140,10 +142,9 @@ def _normalisation(case: Case) -> str | None:
         if is_checked(inverse) and bool((inverse == torch.inf).any()):
             return "normalisation of values that are all the same, with an eps of 0: 0 / 0"
     variance = case.args[4] if len(case.args) > 4 else None  # of a batch norm in eval mode
-    if not isinstance(variance, Tensor) or not any(isinstance(one, float) and one == 0 for one in case.args):
-        return None
-    if bool((variance <= 0).any()):
-        return f"normalisation with a running variance of 0 or below, with an eps of 0, at {told(variance <= 0)}"
+    eps = next((one for one in reversed(case.args) if isinstance(one, float)), 0.0)
+    if isinstance(variance, Tensor) and bool((variance + eps <= 0).any()):
+        return f"normalisation with a running variance of 0 or below, at {told(variance + eps <= 0)}"
     return None
 
 

@@ -116,15 +116,15 @@ class Told:
 
 
 def replay(
-    calls: list[RootCall], backward: tuple[FrameType, int] | None, names: Iterable[tuple[str, nn.Module]]
+    calls: list[RootCall], backward: list[tuple[FrameType, int]], names: Iterable[tuple[str, nn.Module]]
 ) -> Told:
-    """Run the calls of a bad step again; `backward` is the function, and the line, that called backward()."""
+    """Run the calls of a bad step again; `backward`: the functions, with their lines, that led to backward()."""
     note = "no model was called in it"
     models, calls = list(names), list(calls)
     with as_it_was(models), _alone([*models, *(("", call.model) for call in calls)]):
-        if backward is not None and calls:
+        if backward and calls:
             try:
-                return _whole(calls, *backward, models)
+                return _whole(calls, backward, models)
             except Exception as error:
                 note = f"what follows the model could not be run again: {_said(error)}"
         for call in calls:
@@ -142,11 +142,14 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, CannotRunAgain) else f"{type(error).__name__}: {error}"
 
 
-def _whole(calls: list[RootCall], frame: FrameType, line: int, models: list[tuple[str, nn.Module]]) -> Told:
-    """From the first call of a model to the gradients."""
-    lines = [(call, at) for call in calls if (at := call.line_in(frame)) is not None and at <= line]
-    if not lines:
-        raise CannotRunAgain("the function that calls backward() does not call the model")
+def _whole(calls: list[RootCall], backward: list[tuple[FrameType, int]], models: list[tuple[str, nn.Module]]) -> Told:
+    """From the first call of a model to the gradients, in the innermost function that led to both."""
+    for frame, line in backward:
+        lines = [(call, at) for call in calls if (at := call.line_in(frame)) is not None and at <= line]
+        if lines:
+            break
+    else:
+        raise CannotRunAgain("no function led both to the model and to backward()")
     first, at = min(lines, key=lambda one: one[1])
     for call, _ in lines:
         call.check()

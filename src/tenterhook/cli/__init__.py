@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         command.add_arguments(sub)
     words = list(sys.argv[1:] if argv is None else argv)
-    command: Any = _COMMANDS.get(words[0]) if words else None
-    words, program = command.split(words) if hasattr(command, "split") else (words, [])
+    asked: Any = _COMMANDS.get(words[0]) if words else None
+    words, program = asked.split(words) if hasattr(asked, "split") else (words, [])
     options = parser.parse_args(words, argparse.Namespace(program=program))
     if options.command == "run":  # whatever its program raises is the program's
         return run.run(options)

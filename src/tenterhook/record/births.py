@@ -4,6 +4,7 @@ The loss is looked at when a backward pass begins on it, and the gradients just 
 parameters are still those of the step, so that it can be run again, slowly, and told which operation it was.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from types import FrameType
@@ -21,6 +22,8 @@ from tenterhook.record.models import Models
 from tenterhook.record.optimizers import parameters_of
 
 _TRIES = 3  # bad steps that are run again, where the first could not be
+_LOOKED_AT = {"cpu"}  # to look at what a GPU computes would be to wait for it in every step
+_MOST_CALLERS = 6  # functions that lead to backward()
 _MOST_CALLS = 64  # of models, that one step remembers
 
 
@@ -30,7 +33,7 @@ class Births:
     def __init__(self, guard: Guard, models: Models) -> None:
         self._guard, self._models = guard, models
         self._calls: list[RootCall] = []
-        self._backward: tuple[FrameType, int] | None = None
+        self._backward: list[tuple[FrameType, int]] = []
         self._told: Told | None = None
         self._tries = _TRIES
 
@@ -43,9 +46,10 @@ class Births:
         """A backward pass begins on this loss."""
         if not self._tries:
             return
-        caller = next(callers(frame_here(1)), None)
-        self._backward = None if caller is None else (caller, caller.f_lineno)
-        if loss is not None and not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
+        self._backward = [(one, one.f_lineno) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
+        if loss is None or loss.device.type not in _LOOKED_AT:
+            return
+        if not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
             self._find()
 
     def step_begins(self, optimizer: Optimizer, scaled: bool) -> None:
@@ -56,14 +60,14 @@ class Births:
     def step_ended(self) -> Told | None:
         """What a replay has shown in the step that ends; the next one begins."""
         told, self._told = self._told, None
-        self._calls, self._backward = [], None
+        self._calls, self._backward = [], []
         return told
 
     def _find(self) -> None:
         if self._told is not None:
             return  # the loss was bad: so are the gradients
         self._tries -= 1
-        names = [(f"{model.name}." if len(self._models.all) > 1 else "", module) for model, module in self._alive()]
+        names = [(f"{model.name}:" if len(self._models.all) > 1 else "", module) for model, module in self._alive()]
         with self._guard.asleep():
             self._told = replay(self._calls, self._backward, names)
         if self._told.birth is not None:
@@ -80,7 +84,7 @@ def _any_bad(gradients: list[Tensor]) -> bool:
     """Whether any of them is not finite: a norm is finite only where all values are."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for one in gradients:
-        if one.layout is torch.strided:
+        if one.layout is torch.strided and one.device.type in _LOOKED_AT:
             by_device.setdefault(one.device, []).append(one)
     for some in by_device.values():
         norms = torch.stack(torch._foreach_norm(some, 2, torch.float32))

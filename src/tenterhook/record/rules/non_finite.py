@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tenterhook.birth.replay import Told
+from tenterhook.birth.birth import Birth
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Rows, Step
@@ -41,7 +41,7 @@ class NonFinite(Checked):
     only_sampled = False
 
     def __init__(self) -> None:
-        self._found = False
+        self._found = self._has_said = False
         self._skips = 0
         self._masks: set[int] | None = None  # places that had -Inf while all was well
 
@@ -49,15 +49,21 @@ class NonFinite(Checked):
         """The first place in the order of computation, once."""
         if self._found:
             return
-        if step.told is not None:
-            self._found, self.has_looked = step.told.birth is not None, True
-            yield _born(step, step.told)
+        told = step.told
+        if told is not None and told.birth is not None:
+            self._found = self.has_looked = True
+            yield _born(step, told.birth)
             return
         self._skips = self._skips + step.skipped if step.skipped else 0
         self.has_looked |= step.sampled
         found = None if not step.sampled or self._is_well(step) else self._first(step)
         if found is None and self._skips > _SKIPS:
             found = self._skipping(step)
+        if found is None and told is not None and not self._has_said:
+            self._has_said = self.has_looked = True
+            text = f"the loss or a gradient is not finite; where that began is not known: {told.note}"
+            then = "`with find_nonfinite(model):` around such a step tells"
+            yield Finding(self.name, "error", step.number, text, None, _TRAINS_ON_NOTHING, then)
         if found is not None:
             self._found = True
             yield found
@@ -124,18 +130,26 @@ class NonFinite(Checked):
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
 
 
-def _born(step: Step, told: Told) -> Finding:
+def _born(step: Step, birth: Birth) -> Finding:
     """What running the step again has shown."""
-    birth = told.birth
-    name, number = NonFinite.name, step.number
-    if birth is None:
-        text = f"the loss or a gradient is not finite; where that began is not known: {told.note}"
-        return Finding(name, "error", number, text, None, _TRAINS_ON_NOTHING, "`find_nonfinite(model)` around it tells")
     text = birth.sentence + (f": {birth.why}" if birth.why else "")
     source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
     shown = "; ".join(birth.inputs[:3])
     why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
-    return Finding(name, "error", number, text, None, why, birth.remedy)
+    return Finding(NonFinite.name, "error", step.number, text, _place_of(step, birth), why, birth.remedy)
+
+
+def _place_of(step: Step, birth: Birth) -> Place | None:
+    """The module in which it was made, or the input that it came with, if it was measured in this step."""
+    what = "input" if birth.received else "output_grad" if birth.backward else "output"
+    model, _, site = birth.address.partition(":") if ":" in birth.address else ("", "", birth.address)
+    site = site.partition("/")[0]
+    for place in step.of(what).places:
+        if birth.received and f"input {place.site.removeprefix('.:in[').partition(']')[0]}" == birth.operation:
+            return place
+        if not birth.received and place.site == site and model in ("", place.model):
+            return place
+    return None
 
 
 def _finite_before(step: Step, what: str, place: Place) -> str:
