@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/edit.py
 	$(BIN)/python benchmarks/inner.py
 	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/compare.py
 
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

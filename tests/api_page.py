@@ -7,6 +7,7 @@ public methods and properties too.
 """
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Never
@@ -20,8 +21,18 @@ INTRODUCTION = """# API
 Made from the docstrings by `python -m tests.api_page`. [Recipes](recipes.md) has examples by task,
 [Addresses](addresses.md) what a selector can be, [Editing](editing.md) what a change can be.
 """
-GIVEN = ("Captured", "Run", "Site", "Report", "Change")  # nobody makes them by calling the class
+GIVEN = (
+    "Captured",
+    "Run",
+    "Site",
+    "Report",
+    "Change",
+    "Birth",
+    "Comparison",
+    "RunComparison",
+)  # nobody makes them by calling the class
 CALLED = {"Captured": "seen", "edit": "edits", "observe": "observed", "watch": "run"}  # in the examples
+CALLED |= {"Comparison": "found", "RunComparison": "found"}
 
 
 def page() -> str:
@@ -65,7 +76,8 @@ def signature(thing: Any, *, skip: bool = False) -> str:
     whole = inspect.signature(thing)
     listed = [p for p in whole.parameters.values() if p.annotation is not Never and p.name[0] != "_"][skip:]
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in listed]
-    return str(whole.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    text = str(whole.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    return re.sub(r"=<[^>]*>", "=...", text)  # an object without a text of its own, such as a mark for "not given"
 
 
 def _document(thing: Any) -> str:

@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenterhook.addresses.sites import Site as Site
+    from tenterhook.birth.birth import Birth as Birth
+    from tenterhook.birth.find import find_first as find_first
+    from tenterhook.birth.find import find_nonfinite as find_nonfinite
+    from tenterhook.comparing.compare import compare as compare
+    from tenterhook.comparing.comparison import Comparison as Comparison
+    from tenterhook.comparing.runs import RunComparison as RunComparison
+    from tenterhook.comparing.runs import compare_runs as compare_runs
     from tenterhook.errors import AddressError as AddressError
     from tenterhook.errors import AmbiguousError as AmbiguousError
     from tenterhook.errors import CaptureError as CaptureError
     from tenterhook.errors import EditError as EditError
+    from tenterhook.errors import NonFiniteError as NonFiniteError
     from tenterhook.errors import NotSeenError as NotSeenError
     from tenterhook.errors import OverwrittenError as OverwrittenError
     from tenterhook.errors import RunError as RunError
@@ -55,7 +63,14 @@ _HOMES = {
     "sweep": "verbs.sweep",
     "patch_grid": "verbs.patch_grid",
     "sites": "verbs.sites",
+    "find_nonfinite": "birth.find",
+    "find_first": "birth.find",
+    "Birth": "birth.birth",
     "sessions": "verbs.sessions",
+    "compare": "comparing.compare",
+    "Comparison": "comparing.comparison",
+    "compare_runs": "comparing.runs",
+    "RunComparison": "comparing.runs",
     "watch": "record.watch",
     "Finding": "record.rule",
     "all_rules": "record.rules",
@@ -69,6 +84,7 @@ _HOMES = {
     "AmbiguousError": "errors",
     "CaptureError": "errors",
     "EditError": "errors",
+    "NonFiniteError": "errors",
     "NotSeenError": "errors",
     "OverwrittenError": "errors",
     "RunError": "errors",

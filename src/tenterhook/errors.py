@@ -6,6 +6,7 @@
     ├── AmbiguousError    (LookupError)   the address means several values
     ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
     ├── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
+    ├── NonFiniteError    (ArithmeticError) a value is not finite; the message says where the first one was made
     ├── CaptureError      (ValueError)    captured values that cannot be written to a file, or read from one
     └── RunError          (ValueError)    a recorded run that cannot be read
     TenterhookWarning     (UserWarning)   something asked for had no effect
@@ -15,6 +16,7 @@ Every message says what was asked, what was found, and what to do.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class TenterhookError(Exception):
@@ -39,6 +41,14 @@ class OverwrittenError(TenterhookError, RuntimeError):
 
 class EditError(TenterhookError, RuntimeError):
     """A change that cannot be made at an address, or that gave something the model cannot go on with."""
+
+
+class NonFiniteError(TenterhookError, ArithmeticError):
+    """A gradient, loss or output that is not finite; `birth` has the facts of where it was made."""
+
+    def __init__(self, birth: Any) -> None:
+        super().__init__(str(birth))
+        self.birth = birth
 
 
 class CaptureError(TenterhookError, ValueError):

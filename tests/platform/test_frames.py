@@ -9,6 +9,7 @@ from tenterhook.platform.frames import (
     CALLS,
     PerCall,
     all_variables,
+    caller_of_module,
     first_argument,
     frame_here,
     frames_from,
@@ -100,3 +101,21 @@ def test_the_frames_of_all_threads_are_found():
     assert found[0] in list(frames_from(inmost)) and frame_here(0).f_code.co_name.startswith("test_"), what
     done.set()
     thread.join()
+
+
+def test_a_hook_finds_the_function_that_called_its_module():
+    found = []
+    inner = nn.Linear(2, 2)
+    inner.register_forward_pre_hook(lambda *_: found.append(caller_of_module(frame_here()).f_code.co_name))
+
+    class Outer(nn.Module):
+        def forward(self, x):
+            return inner(x)
+
+    def by_itself():
+        inner(torch.ones(2))
+
+    Outer()(torch.ones(2))
+    by_itself()
+    assert found == ["forward", "by_itself"], "torch now calls modules by way of another file"
+    assert caller_of_module(frame_here()) is None

@@ -392,3 +392,16 @@ def test_without_safetensors_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r'captured values in files need safetensors: pip install "tenterhook\[safet'):
         load_capture(tmp_path / "x.safetensors")
+
+
+def test_calls_stay_aligned_in_a_file(tmp_path):
+    model = nn.Linear(2, 2)
+    with capture(model, "grad(.)") as seen:
+        for wanted in (True, False, True):
+            out = model(torch.ones(1, 2))
+            if wanted:
+                out.sum().backward()
+    seen.save(tmp_path / "a.safetensors")
+    assert [one is None for one in seen.calls("grad(.)")] == [False, True, False]
+    assert [one is None for one in load_capture(tmp_path / "a.safetensors").calls("grad(.)")] == [False, True, False]
+    assert [one is None for one in seen.to("cpu").calls("grad(.)")] == [False, True, False]

@@ -1,14 +1,18 @@
-"""The command line: one file per command, each with `add_arguments(parser)` and `run(options) -> int`."""
+"""The command line: one file per command, each with `add_arguments(parser)` and `run(options) -> int`.
+
+A command that takes a program with arguments of its own has a `split(words)`, too; they are `options.program`.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tenterhook import __version__
-from tenterhook.cli import run, sites, summary
+from tenterhook.cli import compare, run, sites, summary
 
-_COMMANDS = {"run": run, "summary": summary, "sites": sites}
+_COMMANDS: dict[str, Any] = {"run": run, "summary": summary, "sites": sites, "compare": compare}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         command.add_arguments(sub)
     words = list(sys.argv[1:] if argv is None else argv)
-    words, program = sites.split(words) if words[:1] == ["sites"] else run.split(words)
-    options = parser.parse_args(words)
+    command: Any = _COMMANDS.get(words[0]) if words else None
+    words, program = command.split(words) if hasattr(command, "split") else (words, [])
+    options = parser.parse_args(words, argparse.Namespace(program=program))
     if options.command == "run":  # whatever its program raises is the program's
-        return run.run(options, program)
+        return run.run(options)
     try:
-        return sites.run(options, program) if options.command == "sites" else summary.run(options)
+        return _COMMANDS[options.command].run(options)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -31,10 +31,10 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:i], words[i:]
 
 
-def run(options: argparse.Namespace, words: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the program; what it raises passes through, and its exit code is ours."""
     try:
-        program = find_program(words)
+        program = find_program(options.program)
         ours = None if os.environ.get("TENTERHOOK") == "0" else settled(options)
     except (OSError, ValueError, ImportError) as error:
         say(f"tenterhook run: {error}")

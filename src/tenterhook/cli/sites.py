@@ -46,12 +46,12 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, program
 
 
-def run(options: argparse.Namespace, program: Sequence[str] = ()) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the table; 0, or 2 with a message where that cannot be done."""
     from tenterhook.verbs.sites import sites  # torch takes a second: only once the arguments are known to be right
 
     try:
-        with _argv([options.model.rpartition(":")[0], *program]):
+        with _argv([options.model.rpartition(":")[0], *options.program]):
             model = load(options.model)
             inputs = load(options.inputs) if options.inputs else ()
         print(_listed(sites, model, inputs if isinstance(inputs, tuple) else (inputs,), options.match), flush=True)

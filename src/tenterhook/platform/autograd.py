@@ -4,7 +4,8 @@ Relies on: `torch._C._current_graph_task_id` (-1 outside of a backward pass); `t
 count per thread that every new node advances, and `Node._sequence_nr`; callbacks that the engine runs at the end of a
 pass (`Variable._execution_engine.queue_callback`), those that were queued by one of them after it;
 `_top_saved_tensors_default_hooks(False)`, None where nobody hooks what is saved; `_is_fwd_grad_enabled`, which the
-inside of an autograd Function turns off and `no_grad()` does not.
+inside of an autograd Function turns off and `no_grad()` does not; `torch._C._current_autograd_node`, the node that a
+backward pass runs now, None outside of one.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 graph_task = torch._C._current_graph_task_id
+node_that_runs = torch._C._current_autograd_node
 next_sequence_number = torch._C._autograd._get_sequence_nr
 saves_hooked = torch._C._autograd._top_saved_tensors_default_hooks
 jvp_enabled = torch._C._is_fwd_grad_enabled

@@ -28,6 +28,17 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def caller_of_module(frame: FrameType | None) -> FrameType | None:
+    """From a hook of a module: the function that called the module, past the frames of the call itself."""
+    is_in_call = False
+    for one in frames_from(frame):
+        is_part = one.f_code.co_filename == CALLS or one.f_code.co_name == "__call__"
+        if is_in_call and not is_part:
+            return one
+        is_in_call = is_in_call or one.f_code.co_filename == CALLS
+    return None
+
+
 def all_variables(frame: Any) -> dict[str, Any]:
     """What the local variables of a frame are now."""
     values = frame.f_locals

@@ -27,6 +27,15 @@ class Guard:
         self.error: str | None = None
         self._failed = failed
 
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """What runs within is not recorded."""
+        was_on, self.on = self.on, False
+        try:
+            yield
+        finally:
+            self.on = was_on
+
     def fail(self, error: BaseException) -> None:
         """An error of ours: record no more, and say so once. Never raises."""
         if self.error is None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook.birth.replay import Told
 from tenterhook.record import assemble
 from tenterhook.record.gather import Gather
 from tenterhook.record.numbers import Block, Scalars
@@ -167,6 +168,7 @@ class Pending(NamedTuple):
     seconds: float
     time: float
     spent: float
+    told: Told | None = None  # where something that is not finite was made
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""
@@ -175,6 +177,8 @@ class Pending(NamedTuple):
     def make(self, places: Sequence[Place], layouts: dict[bytes, Layout]) -> Step:
         """The step, on the host; the layouts of the last ones are kept."""
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
+        if self.told is not None:
+            step.told = self.told
         measured = _Measured(places)
         for part in self.parts:
             part.tell(step, measured)

@@ -21,6 +21,7 @@ from tenterhook.platform.hook_tables import begin_hiding, end_hiding
 from tenterhook.platform.optimizers import found_inf, look_for_optimizers, unscales
 from tenterhook.record import events
 from tenterhook.record.assemble import Assembler, WholeStep
+from tenterhook.record.births import Births
 from tenterhook.record.by_hand import ByHand
 from tenterhook.record.events import Backward, Called, Event, Finished, Ready
 from tenterhook.record.facts import Facts
@@ -69,6 +70,7 @@ class Recorder:
         self.by_hand = ByHand(self.models, self.places, self._measuring.what)
         self._outbox = Outbox(take, self.places)
         self._guard = guard = Guard(self._failed)
+        self._births = Births(guard, self.models)
         stepping = self._assembler.optimizers_that_step
         self._steps = Steps(guard, self._optimizers, stepping, self)
         self._scalers = Scalers(guard, self._measuring, self._steps.left_out)
@@ -77,7 +79,9 @@ class Recorder:
         others = Dropouts(guard, self._measuring), Clipping(guard, self._measuring)
         self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, *others, guard)
         self._layers = LayerOrder()
-        self._discovery = Discovery(Hub(guard, self._measuring, passes, self.feed, self._layers), self.models)
+        self._discovery = Discovery(
+            Hub(guard, self._measuring, passes, self.feed, self._layers, self._births), self.models
+        )
         self._installed = False
         self._start = self._mark = time.perf_counter()
 
@@ -197,6 +201,7 @@ class Recorder:
         if self.by_hand.notices(self._assembler.has_optimizers):
             self.feed(events.ByHand())
         self._scalers.use(scale)
+        self._births.pass_begins(loss, scale is not None)
         self._turns.pass_begins()
         self.feed(event)
         micro = self._measuring.micro
@@ -226,6 +231,7 @@ class Recorder:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = known.weights or self._first_step(optimizer, known)
         self.by_hand.optimizer_steps()
+        self._births.step_begins(optimizer, self._scalers.scale is not None)
         part, micro = self._measuring.part, self._measuring.micro
         part.optimizers = frozenset((known.order,))
         if self._scalers.scale is not None:
@@ -275,7 +281,7 @@ class Recorder:
         parts = cast(Sequence[Part], step.parts)
         sampled = any(part.sampled for part in parts)
         times = now - self._mark, now - self._start, self._guard.spent
-        pending = Pending(step.number, parts, step.trains, sampled, *times)
+        pending = Pending(step.number, parts, step.trains, sampled, *times, self._births.step_ended())
         self.schedule.paid(pending.number, pending.seconds, pending.spent, pending.sampled)
         self._mark, self._guard.spent = now, 0.0
         self._measuring.step = self.steps

@@ -16,6 +16,7 @@ from tenterhook.stats.columns import BINS, TABLE
 from tenterhook.stats.histograms import Histograms
 
 if TYPE_CHECKING:
+    from tenterhook.birth.replay import Told
     from tenterhook.record.rules._loss import Target
 
 
@@ -156,6 +157,7 @@ class Step:
     # By model and input: the row of a batch that is far from the others, and the largest number in it.
     bad_rows: Mapping[tuple[str, str], tuple[int, float]] = _NONE
     kinds: Mapping[str, Kind] = _NONE  # of the rows
+    told: "Told | None" = None  # where a value that is not finite was made, once a replay has shown it
     target: "Target"  # what losses are measured against, as far as is known; of the judge
 
     def __init__(self, number: int, loss: float | None = None, **known: Any) -> None:

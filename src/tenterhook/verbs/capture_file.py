@@ -28,7 +28,7 @@ from tenterhook.verbs.keep import Entry, usable
 from tenterhook.verbs.past import Past, Variables
 from tenterhook.verbs.tensor_file import TensorFile
 
-_FILE = TensorFile("tenterhook.capture", "captured values", CaptureError, "`seen.save(...)`")
+FILE = TensorFile("tenterhook.capture", "captured values", CaptureError, "`seen.save(...)`")
 _VERSION = 1
 _DEEPEST = 30
 _KINDS = {"module", "parameter", "buffer", "inner", "node"}
@@ -42,12 +42,18 @@ def save(file: str | Path, past: Past) -> None:
         for entry in tap.kept:
             writing.begin(tap.site.address._replace(call=entry.call if tap.calls > 1 else None))
             entries.append([entry.call, writing.of(entry.value)])
-        site = {"address": str(tap.site), "kind": tap.site.kind, "calls": tap.calls, "fired": tap.fired}
+        site = {
+            "address": str(tap.site),
+            "kind": tap.site.kind,
+            "calls": tap.calls,
+            "fired": tap.fired,
+            "asked": tap.asked,
+        }
         sites.append({**site, "why": tap.why, "entries": entries})
     notes = [*past.notes(), *writing.notes()]
     is_of_function = any(tap.site.address.path == "" for tap in past.taps)
     content = {"version": _VERSION, "function": is_of_function, "notes": notes, "sites": sites}
-    _FILE.write(file, writing.tensors, content)
+    FILE.write(file, writing.tensors, content)
 
 
 def load_capture(file: str | Path) -> Captured:
@@ -58,7 +64,7 @@ def load_capture(file: str | Path) -> Captured:
 
     The model is not needed. A file holds no code: dataclasses and the like come back as namedtuples of their fields.
     """
-    content, tensors = _FILE.read(file)
+    content, tensors = FILE.read(file)
     try:
         if content["version"] != _VERSION:
             raise CaptureError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
@@ -66,7 +72,7 @@ def load_capture(file: str | Path) -> Captured:
     except CaptureError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
-        raise CaptureError(f"{file} cannot be read as {_FILE.what}: {error!r}") from error
+        raise CaptureError(f"{file} cannot be read as {FILE.what}: {error!r}") from error
     return Captured(past, past.log)
 
 
@@ -76,8 +82,12 @@ def _past(content: dict[str, Any], reading: "_Reading") -> Past:
     past = Past([], [_text(note) for note in content["notes"]], lambda: function)
     for site in content["sites"]:
         kept = [Entry(_count(call), reading.of(value), ()) for call, value in site["entries"]]
-        fired = _count(site["fired"])
-        past.add(_site(site, function), _count(site["calls"]), fired, kept, _text(site["why"]))
+        calls, fired, asked = (
+            _count(site["calls"]),
+            _count(site["fired"]),
+            [_count(call) for call in site.get("asked", ())],
+        )
+        past.add(_site(site, function), calls, fired, kept, asked, _text(site["why"]))
     return past
 
 

@@ -328,7 +328,7 @@ class _Values(ValuesView[Any]):
 
 def _meant_calls(tap: Any, address: Address) -> Iterator[int]:
     """The calls of a tap that an address means, and of which a value is kept where one comes."""
-    for call in () if tap.action.how.last else tap.own_calls():
+    for call in tap.action.expected(tap):
         if all(covers(asked, call, tap.calls) for asked in (tap.site.address.call, address.call)):
             yield call
 

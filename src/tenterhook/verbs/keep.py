@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -203,6 +203,10 @@ class Keep(Action):
     def entries(self, tap: Tap) -> list[Entry]:
         """What was kept, in the order of the calls."""
         raise NotImplementedError
+
+    def expected(self, tap: Tap) -> Iterable[int]:
+        """The calls that something is kept of, where something comes."""
+        return () if self.how.last else tap.own_calls()
 
     def fired(self, tap: Tap) -> int:
         asked = tap.site.address.call

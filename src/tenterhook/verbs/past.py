@@ -23,6 +23,7 @@ class PastTap:
     calls: int
     fired: int
     kept: list[Entry]
+    asked: list[int]  # the calls that something would have been kept of
     why: str = ""
 
     @property
@@ -33,6 +34,10 @@ class PastTap:
     def entries(self, tap: Any = None) -> list[Entry]:
         """What was kept, in the order of the calls."""
         return self.kept
+
+    def expected(self, tap: Any = None) -> list[int]:
+        """The calls that something is kept of, where something comes."""
+        return self.asked
 
 
 @dataclass(eq=False)
@@ -62,12 +67,12 @@ class Past:
         for tap in sorted(taps, key=lambda tap: order.get(id(tap), len(order))):
             kept = [Entry(entry.call, rebuild_live(entry.value, changed), ()) for entry in tap.action.entries(tap)]
             why = "" if tap.fired else session.why_silent(tap)
-            past.add(tap.site, tap.calls, tap.fired, kept, why)
+            past.add(tap.site, tap.calls, tap.fired, kept, list(tap.action.expected(tap)), why)
         return past
 
-    def add(self, site: Site, calls: int, fired: int, kept: list[Entry], why: str = "") -> None:
+    def add(self, site: Site, calls: int, fired: int, kept: list[Entry], asked: list[int], why: str = "") -> None:
         """What came at one more site."""
-        tap: Any = PastTap(len(self.taps), site, calls, fired, kept, why)
+        tap: Any = PastTap(len(self.taps), site, calls, fired, kept, asked, why)
         self.taps.append(tap)
         if kept:
             self.log.note(tap)

@@ -4,10 +4,7 @@ sites(model)                      a table; iterating gives a Site each, str(site
 sites(model, x)                   the same after one forward, with every value inside the forwards
 """
 
-import random
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from tenterhook.tables import Table
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import describe
 from tenterhook.verbs.taps import tap_for
+from tenterhook.verbs.undisturbed import as_before
 
 
 class Sites:
@@ -114,30 +112,12 @@ def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) ->
     else:
         asked = resolve(place, match)
     session.taps = [tap_for(site.unshared(), session.scope, _Describe) for site in asked]
-    with torch.no_grad(), _as_before(place), session:
+    with torch.no_grad(), as_before(place), session:
         call_with(model, inputs[0] if len(inputs) == 1 else inputs)
     order = {id(site.module): i for i, site in reversed(list(enumerate(asked)))}
     rows = [tap.site for tap in session.shown_taps() if tap.fired]
     rows.sort(key=lambda site: (order[id(site.module)], site.kind == "inner"))
     return Sites(place, rows, {})
-
-
-@contextmanager
-def _as_before(place: Any) -> Iterator[None]:
-    """Leave random states and buffers as they are."""
-    buffers = [(buffer, buffer.clone()) for module in place.modules() for buffer in module.buffers(recurse=False)]
-    numpy, state = sys.modules.get("numpy"), random.getstate()
-    arrays = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if numpy is not None:
-                numpy.random.set_state(arrays)
-            for buffer, before in buffers:
-                if buffer.shape == before.shape and not torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 def _where(site: Site) -> str:

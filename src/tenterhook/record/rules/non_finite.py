@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tenterhook.birth.replay import Told
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Rows, Step
@@ -26,6 +27,7 @@ _BEFORE = {  # what is made before, and is said to be finite where it was measur
     "parameter_grad": ("output_grad", "the gradients of what the modules gave were finite"),
     "update": ("parameter_grad", "the gradients were finite"),
 }
+_TRAINS_ON_NOTHING = "every step after this one trains on nothing"
 _SKIPS = 16  # from 65536, where a GradScaler starts, so many halvings lead to 1
 
 
@@ -46,6 +48,10 @@ class NonFinite(Checked):
     def look(self, step: Step) -> Iterator[Finding]:
         """The first place in the order of computation, once."""
         if self._found:
+            return
+        if step.told is not None:
+            self._found, self.has_looked = step.told.birth is not None, True
+            yield _born(step, step.told)
             return
         self._skips = self._skips + step.skipped if step.skipped else 0
         self.has_looked |= step.sampled
@@ -99,7 +105,7 @@ class NonFinite(Checked):
         text = f"{counts} of {counted(int(found.count[i]), 'value')}{others}"
         if what == "output_grad":
             text += f". {self._made_by(step, found.places[i].number)}"
-        why = "every step after this one trains on nothing"
+        why = _TRAINS_ON_NOTHING
         then = _finite_before(step, what, found.places[i]) + _THEN[what]
         return Finding(self.name, "error", step.number, text, found.places[i], why, then)
 
@@ -116,6 +122,20 @@ class NonFinite(Checked):
         text = f"a GradScaler left out {self._skips} steps in a row, for their gradients were not finite{scale}"
         then = "a smaller scale does not help: look for a NaN in the forward or the loss, first without autocast"
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
+
+
+def _born(step: Step, told: Told) -> Finding:
+    """What running the step again has shown."""
+    birth = told.birth
+    name, number = NonFinite.name, step.number
+    if birth is None:
+        text = f"the loss or a gradient is not finite; where that began is not known: {told.note}"
+        return Finding(name, "error", number, text, None, _TRAINS_ON_NOTHING, "`find_nonfinite(model)` around it tells")
+    text = birth.sentence + (f": {birth.why}" if birth.why else "")
+    source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
+    shown = "; ".join(birth.inputs[:3])
+    why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
+    return Finding(name, "error", number, text, None, why, birth.remedy)
 
 
 def _finite_before(step: Step, what: str, place: Place) -> str:

@@ -88,7 +88,7 @@ class Discovery:
             self._put_on_again()
             self.hooks.fused(module, args)  # by itself it would first see the next call
         if root is not None:
-            root.see(args)  # likewise
+            root.see(module, args)  # likewise
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module belongs to one of the models."""

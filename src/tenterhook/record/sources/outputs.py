@@ -11,6 +11,7 @@ from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_tracing
 from tenterhook.platform.layers import BatchNorm, ConvNd
+from tenterhook.record.births import Births
 from tenterhook.record.events import PartCalled
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
@@ -34,6 +35,7 @@ class Hub(NamedTuple):
     passes: Passes
     feed: Any  # the recorder's
     layers: LayerOrder
+    births: Births
 
 
 class OutputHook(Hook):

@@ -19,19 +19,20 @@ class RootHook(Hook):
 
     def __init__(self, hub: Hub, called: Callable[[], None], model: str, site: str, module: nn.Module) -> None:
         self.guard = hub.guard
-        self._measuring, self._called = hub.measuring, called
+        self._measuring, self._called, self._births = hub.measuring, called, hub.births
         self._model, self._site = model, site
         self._kind = type(module).__name__
 
     @guarded
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        self.see(args, kwargs)
+        self.see(module, args, kwargs)
 
-    def see(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         """The model is about to be called with these."""
         if graph_task() != -1 or is_tracing():
             return
         self._called()
+        self._births.called(module, args, kwargs or {})
         measuring = self._measuring
         if not (torch.is_grad_enabled() or measuring.without_gradients):
             return
