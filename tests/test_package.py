@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tenterhook
+from tests import api_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +56,16 @@ def test_version_and_changelog_agree():
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.fixture
+def one_thread():
+    """The models of the documents are small: more threads would wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_the_code_in_the_documents_runs(path, tmp_path, monkeypatch, capsys):
     """Python blocks of one document run in order in one namespace; a following ```text block is their output."""
@@ -71,7 +83,24 @@ def test_the_code_in_the_documents_runs(path, tmp_path, monkeypatch, capsys):
             printed = None
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_page_of_the_api_says_what_the_docstrings_say():
+    page = api_page.PAGE.read_text()
+    assert page == api_page.page(), "run python -m tests.api_page"
+    for name in [*tenterhook.__all__, *tenterhook.changes.__all__]:
+        assert f"\n### {name}\n" in page, name
+
+
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, *sorted((ROOT / "docs" / "dev").glob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_links_between_documents_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", path.read_text()):
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        assert not heading or heading in headings(there), f"{target}#{heading}"
+
+
+def headings(path):
+    """Those of a page, as links name them."""
+    lines = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

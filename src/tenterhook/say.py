@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -22,6 +23,13 @@ def say(text: str, stream: Any = None) -> None:
 def counted(many: int, what: str) -> str:
     """How many there are: `1 sample`, `1,200 samples`."""
     return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+
+
+def file_here(file: str) -> str:
+    """A file as it is named from the current directory, where it lies below that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
 
 
 class Progress:

@@ -1,6 +1,7 @@
 """Why a gradient is missing: each reason against what really happened: lines marked `# cut`, and autograd itself."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tenterhook import EditError, capture, edit
 from tenterhook.changes import scale
 from tenterhook.platform import engine
 
+HERE = Path(__file__).relative_to(Path.cwd())  # a reason names a file from the current directory
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -147,7 +149,7 @@ def test_the_place_where_the_graph_is_cut(body, where, what, after):
     told = reasons(net, ["grad(a)", "grad(a.weight)"], backward)
     assert net.a.weight.grad is None and getattr(net, after).weight.grad is not None  # autograd's own word
     for why in told.values():
-        assert f"{what}`" in why and f"({__file__}:{line_of_cut(inspect.unwrap(where))})" in why
+        assert f"{what}`" in why and f"({HERE}:{line_of_cut(inspect.unwrap(where))})" in why
     assert f"begins after it with {after}" in told["grad(a)"] and "frozen" not in str(told)
 
 
@@ -301,7 +303,7 @@ def test_values_inside_a_function():
         y = (x * 2).detach()  # cut
         return (y + 1).sum()
 
-    cut = f"{__file__}:{line_of_cut(function)}"
+    cut = f"{HERE}:{line_of_cut(function)}"
     told = reasons(function, ["grad(y)"], lambda f: f(X.clone().requires_grad_()))
     assert "(x * 2).detach()` in" in told["grad(y)"] and cut in told["grad(y)"] and "frozen" not in told["grad(y)"]
     told = reasons(function, ["grad(y)"], lambda f: f(X))
@@ -322,7 +324,7 @@ def under_inference_mode(model):
 def test_who_turned_gradients_off(run):
     why = reasons(Net(), ["grad(c)"], run)["grad(c)"]
     line = line_of_cut(inspect.unwrap(run))
-    assert "torch.no_grad() or inference_mode()" in why and f"({__file__}:{line})" in why
+    assert "torch.no_grad() or inference_mode()" in why and f"({HERE}:{line})" in why
 
 
 def test_integers_and_embeddings():

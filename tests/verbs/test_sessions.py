@@ -29,7 +29,7 @@ def test_each_is_listed_with_the_line_that_entered_it():
     with capture(model, "0", "grad(2)"), ExitStack() as stack:
         stack.enter_context(edit(model, {"0.weight": scale(2.0)}, strict=False))
         entered = line() - 1
-        with observe(model, {"./input": lambda site, value: None}):
+        with observe(model, {"./input": lambda value, site: None}):
             found = sessions(model)
             assert [one.verb for one in found] == ["capture", "edit", "observe"]
             assert [one.addresses for one in found] == [("0", "grad(2)"), ("0.weight",), ("./input",)]

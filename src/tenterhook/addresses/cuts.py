@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tenterhook.addresses.modules import unwrap
 from tenterhook.addresses.source import Function, is_users, parameters_of, plain_function, tree_of
+from tenterhook.say import file_here
 
 _INTEGERS = {"int", "long", "short", "char", "byte", "bool", "int8", "int16", "int32", "int64", "uint8"}
 _CUTTING = {"detach", "detach_", "item", "tolist", "numpy", "argmax", "argmin", "argsort", "nonzero", "multinomial"}
@@ -37,7 +38,7 @@ class Cut(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"`{self.what}` in {self.function} ({self.file}:{self.line})"
+        return f"`{self.what}` in {self.function} ({file_here(self.file)}:{self.line})"
 
 
 class Value(NamedTuple):

@@ -89,7 +89,9 @@ class Captured(Mapping[Any, Any]):
     def stack(self, address: Selector, dim: int = 0) -> Tensor:
         """The values of a wildcard, or of the calls at an address, as one tensor with a new dimension.
 
-        seen.stack("h.*")                 # layers × batch × …
+            seen.stack("h.*")                 # layers × batch × …
+
+        Unequal shapes are an error that lists them.
         """
         return stacked({one.name: _shown(value) for one, value in self._find(address)}, dim)
 

@@ -9,7 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Never
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -56,7 +56,7 @@ class edit:
         self,
         model: nn.Module | Tensor | Node,
         changes: Changes,
-        *more: object,
+        *more: Never,
         frozen: bool = False,
         reduced: bool = False,
         strict: bool = True,

@@ -53,8 +53,10 @@ def _between(address: str, earlier: list[str], meant: dict[str, Set[int]]) -> st
 def load_edits(file: str | Path) -> dict[str, Change]:
     """The edits that `edits.save(file)` wrote, as `edit` takes them.
 
-    with edit(model, load_edits("steering.safetensors")):
-        model(x)
+        with edit(model, load_edits("steering.safetensors")):
+            model(x)
+
+    A file holds no code. Its tensors go to the device and dtype of the values that they are used on.
     """
     content, tensors = _FILE.read(file)
     try:

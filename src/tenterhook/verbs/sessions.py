@@ -7,6 +7,7 @@ from torch import nn
 from tenterhook.addresses.sites import check_model
 from tenterhook.hooks.opened import all_open
 from tenterhook.hooks.session import Session
+from tenterhook.say import file_here
 from tenterhook.tables import Table
 
 
@@ -32,15 +33,17 @@ class Sessions(list[Attached]):
         return self._table()._repr_html_()
 
     def _table(self) -> Table:
-        rows = [(one.verb, f"{one.file}:{one.line}", one.thread, _some(one.addresses)) for one in self]
+        rows = [(one.verb, f"{file_here(one.file)}:{one.line}", one.thread, _some(one.addresses)) for one in self]
         return Table(("session", "entered at", "thread", "addresses"), rows)
 
 
 def sessions(model: nn.Module) -> Sessions:
     """The sessions of `capture`, `observe` and `edit` that are open on a model or a part of it, in any thread.
 
-    print(sessions(model))
-    sessions(model)[0].line
+        print(sessions(model))
+        sessions(model)[0].line
+
+    Each has its `verb`, the `file` and `line` that entered it, its `thread` and its `addresses`.
     """
     check_model(model, "sessions")
     modules = set(map(id, model.modules()))
