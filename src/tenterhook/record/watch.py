@@ -80,6 +80,7 @@ class Recording:
 
     def _describe(self, **facts: Any) -> None:
         models = [model.describe() for model in self.recorder.models.all]
+        facts["sources"] = {k: v for model in self.recorder.models.all for k, v in model.sources().items()}
         facts["further_models"] = self.recorder.models.passed_over
         facts["fused"] = self.recorder.fused
         by_hand = self.recorder.by_hand
