@@ -80,14 +80,26 @@ export function range(rows: Int16Array[]): [low: number, high: number] {
   return [Math.floor(low - more), Math.ceil(high + more)];
 }
 
-/** For each pixel, the column that it shows; -1 where there is none. */
-export function columns(matrix: Matrix, width: number, from: number, to: number): Int32Array {
-  const found = new Int32Array(width).fill(-1);
-  let at = -1;
+/** For each pixel, the first and the last column that it shows; -1 where there is none. */
+export function columns(matrix: Matrix, width: number, from: number, to: number): { first: Int32Array; last: Int32Array } {
+  const [first, last] = [new Int32Array(width).fill(-1), new Int32Array(width).fill(-1)];
+  let at = -1; // the last column that begins before
   for (let x = 0; x < width; x++) {
-    const step = from + ((x + 0.5) / width) * (to - from);
-    while (at + 1 < matrix.steps.length && matrix.steps[at + 1]! <= step) at++;
-    if (step < matrix.end) found[x] = at;
+    const begin = from + (x / width) * (to - from);
+    const end = from + ((x + 1) / width) * (to - from);
+    while (at + 1 < matrix.steps.length && matrix.steps[at + 1]! <= begin) at++;
+    const left = at;
+    while (at + 1 < matrix.steps.length && matrix.steps[at + 1]! < end) at++;
+    if (begin >= matrix.end || at < 0) continue;
+    first[x] = Math.max(0, left);
+    last[x] = at;
   }
+  return { first, last };
+}
+
+/** What a pixel shows of a row: the largest, so that a single NaN among thousands of samples is seen. */
+export function largest(row: Int16Array, first: number, last: number): number {
+  let found = NOTHING;
+  for (let i = first; i <= last; i++) if (row[i]! > found) found = row[i]!;
   return found;
 }

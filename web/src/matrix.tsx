@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useSize, px } from "./data.ts";
 import { css, mixed, painter, type Scale } from "./colours.ts";
-import { columns, NOTHING, PER_DECADE, say } from "./levels.ts";
+import { columns, largest, NOTHING, PER_DECADE, say } from "./levels.ts";
 import type { Picture } from "./picture.ts";
 import { isOpen, type Node, type Severity } from "./tree.ts";
 import { number, power } from "./text.ts";
@@ -73,7 +73,7 @@ export function Matrix(props: Props) {
       shown.forEach((node, i) => {
         const levels = picture.levels(node);
         if (!levels) return;
-        for (let x = 0; x < w; x++) pixels[i * w + x] = map[x]! < 0 ? 0 : paint(levels[map[x]!]!);
+        for (let x = 0; x < w; x++) pixels[i * w + x] = map.last[x]! < 0 ? 0 : paint(largest(levels, map.first[x]!, map.last[x]!));
       });
       const strips = new OffscreenCanvas(w, Math.max(1, shown.length));
       strips.getContext("2d")!.putImageData(image, 0, 0);

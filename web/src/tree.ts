@@ -100,7 +100,7 @@ function fold(node: Node): void {
       while (end < node.children.length && /^\d+$/.test(node.children[end]!.label) && shape(node.children[end]!) === alike) end++;
     }
     const blocks = node.children.slice(i, end);
-    if (blocks.length < 3) found.push(...blocks);
+    if (blocks.length < 3 || node.times > 1) found.push(...blocks);
     else {
       const group: Node = {
         ...child, key: `${child.key}+`, label: `${child.label} … ${blocks[blocks.length - 1]!.label}`, times: blocks.length, children: blocks,
@@ -117,9 +117,9 @@ function fold(node: Node): void {
   }
 }
 
-/** Whether a row is open unless somebody has changed it: not where blocks repeat, and not far below in a large model. */
+/** Whether a row is open unless somebody has changed it: not where blocks repeat, nor far below in a large model. */
 export function isOpen(node: Node, toggled: ReadonlySet<string>, large: boolean): boolean {
-  const usually = node.times === 1 && !(large && node.depth >= 2);
+  const usually = node.times === 1 && (node.parent?.times ?? 1) === 1 && !(large && node.depth >= 2);
   return usually !== toggled.has(node.key);
 }
 

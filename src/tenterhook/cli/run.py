@@ -82,6 +82,10 @@ def _begin(program: Program, ours: Any) -> Any:
         often = "every step" if every == 1 else f"the first {ours.options.dense} steps, then one in {every}"
         said = f"tenterhook {_version()} · recording to {folder} · {often} · Ctrl-C is safe"
         say(said)
+    if recording.rank == 0 and ours.view:
+        from tenterhook.cli.view import start_beside
+
+        start_beside(recording.folder)
     return recording
 
 

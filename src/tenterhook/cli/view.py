@@ -1,10 +1,17 @@
 """Look at a run in the browser, live while it is being recorded."""
 
 import argparse
+import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tenterhook.errors import TenterhookError
 from tenterhook.say import say
+
+if TYPE_CHECKING:
+    from tenterhook.view.serve import Server
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, help="where to listen (any free one)")
     parser.add_argument("--host", default="127.0.0.1", help="on which address (127.0.0.1: this machine only)")
     parser.add_argument("--open", action="store_true", help="open a browser, too")
+    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)  # a process with which it ends
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     except (TenterhookError, ImportError) as error:
         say(f"tenterhook view: {error}")
         return 2
-    say_where(server, sys.stdout)
+    say_where(server, sys.stderr if options.beside else sys.stdout)
+    if options.beside:
+        server.end_with(options.beside)
     if options.open:
         import webbrowser
 
@@ -34,11 +44,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def say_where(server: object, stream: object = None) -> None:
-    """Print the address, and how to get there from another machine."""
-    from tenterhook.view.serve import Server, tunnel
+def start_beside(folder: Path) -> None:
+    """Serve a run that this process is recording, from another one: a training has no threads of ours in it."""
+    words = [sys.executable, "-m", "tenterhook", "view", str(folder), "--beside", str(os.getpid())]
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    subprocess.Popen(words, start_new_session=True, env={**os.environ, "TENTERHOOK": "0"}, **quiet)  # type: ignore[call-overload]
 
-    assert isinstance(server, Server)
+
+def say_where(server: "Server", stream: Any = None) -> None:
+    """Print the address, and how to get there from another machine."""
+    from tenterhook.view.serve import tunnel
+
     say(f"tenterhook view · {server.address} · Ctrl-C ends it", stream)
     if line := tunnel(server.port):
         say(f"  from your machine: {line}", stream)

@@ -41,22 +41,25 @@ class Grid:
         self.codes: Codes = np.full((0, 0), NOTHING, np.int16)
         self._columns: dict[int, int] = {}
 
-    def put(self, at: int, places: Sequence[int], codes: Codes) -> None:
-        """The levels of some places in the sampled steps from `at` on."""
+    def columns(self, places: Sequence[int]) -> Any:
+        """The columns of some places, new ones where they have none: to index with, a slice where that will do."""
         for place in places:
             if place not in self._columns:
                 self._columns[place] = len(self.places)
                 self.places.append(place)
-        self._grow(at + len(codes))
-        self.codes[at : at + len(codes), [self._columns[place] for place in places]] = codes
+        found = [self._columns[place] for place in places]
+        first = found[0]
+        return slice(first, first + len(found)) if found == [*range(first, first + len(found))] else found
 
-    def _grow(self, samples: int) -> None:
-        have = self.codes.shape
+    def put(self, at: int, columns: Any, codes: Codes) -> None:
+        """Levels of some columns, in the sampled steps from `at` on."""
+        have, samples = self.codes.shape, at + len(codes)
         if samples > have[0] or len(self.places) > have[1]:
             size = (max(2 * have[0], samples) if samples > have[0] else have[0], max(len(self.places), have[1]))
             larger = np.full(size, NOTHING, np.int16)
             larger[: have[0], : have[1]] = self.codes
             self.codes = larger
+        self.codes[at:samples, columns] = codes
 
 
 class Levels:
@@ -70,6 +73,7 @@ class Levels:
         self._steps = np.zeros(0, np.int64)
         self._numbers: dict[Place, int] = {}
         self._streams = places, levels, stats
+        self._layouts: dict[bytes, list[tuple[Grid, Any, Any]]] = {}
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -116,13 +120,15 @@ class Levels:
         """A batch of levels, of steps in a row that measured the same values at once."""
         codes = batch["levels"].flatten().to_numpy(zero_copy_only=False)
         ends = np.cumsum(batch["levels"].value_lengths().to_numpy(zero_copy_only=False))
-        listed = batch["places"].to_pylist()
+        places = batch["places"].flatten().to_numpy(zero_copy_only=False)
+        sizes = batch["places"].value_lengths()
+        news = np.flatnonzero(batch["places"].is_valid().to_numpy(zero_copy_only=False)).tolist()
+        starts = np.cumsum([0, *sizes.drop_null().to_pylist()]).tolist()
         steps = batch["step"].to_numpy()
-        news = [i for i, places in enumerate(listed) if places is not None]
-        for begin, end in zip(news, [*news[1:], len(listed)], strict=True):
-            places = listed[begin]
-            known = codes[(ends[begin - 1] if begin else 0) : ends[end - 1]].reshape(end - begin, len(places))
-            self._put(steps[begin:end], places, known)
+        for k, (begin, end) in enumerate(zip(news, [*news[1:], len(steps)], strict=True)):
+            mine = places[starts[k] : starts[k + 1]]
+            known = codes[(ends[begin - 1] if begin else 0) : ends[end - 1]].reshape(end - begin, len(mine))
+            self._put(steps[begin:end], mine, known)
 
     def _work_out(self, batch: Any) -> None:
         import pyarrow.compute as pc
@@ -138,7 +144,7 @@ class Levels:
         steps = batch["step"].to_numpy()
         cuts = np.flatnonzero(np.diff(steps)) + 1
         for begin, end in zip([0, *cuts], [*cuts, len(steps)], strict=True):
-            self._put(steps[begin : begin + 1], places[begin:end].tolist(), codes[begin:end].reshape(1, -1))
+            self._put(steps[begin : begin + 1], places[begin:end], codes[begin:end].reshape(1, -1))
 
     def _number(self, place: Place) -> int:
         if place not in self._numbers:
@@ -147,18 +153,27 @@ class Levels:
             self.dtypes.append("")
         return self._numbers[place]
 
-    def _put(self, steps: NDArray[np.int64], places: list[int], codes: Codes) -> None:
+    def _put(self, steps: NDArray[np.int64], places: NDArray[Any], codes: Codes) -> None:
         """Levels of the same places in some steps; a step that goes on in the next batch is one."""
         again = self.many > 0 and len(steps) == 1 and steps[0] == self._steps[self.many - 1]
         at = self.many - 1 if again else self.many
         if not again:
-            while len(self._steps) < at + len(steps):
-                self._steps = np.concatenate([self._steps, np.zeros(max(64, len(self._steps)), np.int64)])
-            self._steps[at : at + len(steps)] = steps
             self.many += len(steps)
-        by_kind: dict[str, list[int]] = {}
-        for i, place in enumerate(places):
-            what = self.places[place][2] if place < len(self.places) else "?"
-            by_kind.setdefault(what, []).append(i)
-        for what, its in by_kind.items():
-            self.grids.setdefault(what, Grid()).put(at, [places[i] for i in its], codes[:, its])
+            if self.many > len(self._steps):
+                self._steps = np.concatenate([self._steps, np.zeros(max(self.many, 64), np.int64)])
+            self._steps[at : self.many] = steps
+        for grid, its, columns in self._layout(places):
+            grid.put(at, columns, codes if its is None else codes[:, its])
+
+    def _layout(self, places: NDArray[Any]) -> list[tuple[Grid, Any, Any]]:
+        """For each kind: its grid, which of these places are of it (None for all), and their columns there."""
+        key = places.tobytes()
+        if key not in self._layouts:
+            by_kind: dict[str, list[int]] = {}
+            for i, place in enumerate(places.tolist()):
+                what = self.places[place][2] if 0 <= place < len(self.places) else "?"
+                by_kind.setdefault(what, []).append(i)
+            found = [(self.grids.setdefault(what, Grid()), its) for what, its in by_kind.items()]
+            only = len(found) == 1
+            self._layouts[key] = [(g, None if only else its, g.columns(places[its].tolist())) for g, its in found]
+        return self._layouts[key]

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -47,6 +48,16 @@ class Server:
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
 
+    def end_with(self, process: int) -> None:
+        """End when this process, which has started ours, is over."""
+
+        def look() -> None:
+            while os.getppid() == process:
+                time.sleep(0.5)
+            self._server.should_exit = True
+
+        threading.Thread(target=look, daemon=True).start()
+
     @contextlib.contextmanager
     def beside(self) -> Iterator["Server"]:
         """Serve in a thread while the block runs; signals are left to the program."""
@@ -78,6 +89,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen(128)  # who asks before the server is up waits
     except (OSError, OverflowError) as error:
         found.close()
         raise NoServer(f"{host}:{port} cannot be listened on ({error}); give another --port, or none") from error
