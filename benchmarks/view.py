@@ -59,7 +59,7 @@ def chromium(server: Server) -> list[tuple[str, float]]:
         first = time.perf_counter() - begin
         begin = time.perf_counter()
         tab.keyboard.press("+")
-        tab.wait_for_function("document.querySelector('.plainbutton[title^=\"the whole\"]')")
+        tab.wait_for_function("document.querySelector('.window')")
         tab.wait_for_function(PAINTED)
         zoomed = time.perf_counter() - begin
         browser.close()

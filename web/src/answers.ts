@@ -60,6 +60,7 @@ export interface Where { run: string; rank: number }
 export interface Window { from: number | null; to: number | null; columns?: number }
 
 export class NoAnswer extends Error {}
+export class NoServer extends NoAnswer {}
 
 const token = new URLSearchParams(location.search).get("token") ?? "";
 const packed = document.getElementById("answers")?.textContent;
@@ -94,7 +95,7 @@ async function ask(path: string): Promise<ArrayBuffer> {
   try {
     reply = await fetch(path);
   } catch {
-    throw new NoAnswer("The server does not answer. Start it again with `tenterhook view`, and open the address that it prints.");
+    throw new NoServer("The server does not answer. Start it again with `tenterhook view`, and open the address that it prints.");
   }
   if (reply.ok) return reply.arrayBuffer();
   const text = await reply.text();

@@ -1,6 +1,6 @@
 // The page: what it shows is the state in the address, and what it shows that of are answers.
 
-import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { follow, isFile, loadJson, runs, type Finding, type Losses as Table, type Run, type Where, type Window } from "./answers.ts";
 import { Bar, Help } from "./bar.tsx";
 import type { Scale } from "./colours.ts";
@@ -150,7 +150,8 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
     document.querySelector(".centre")?.scrollIntoView({ block: "nearest" });
   };
 
-  useEffect(() => {
+  // Before the next key is pressed: an effect would only run after the next frame, and quick keys would see old rows.
+  useLayoutEffect(() => {
     const press = (event: KeyboardEvent): void => {
       const target = event.target as HTMLElement;
       if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -213,6 +214,7 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
       <main>
         <div class="centre" ref={ref}>
           {loss.data && <Losses {...{ tables, from, to, left, right, cursor }} onWindow={window_} onReset={reset} onHover={setCursor} />}
+          {(state.from !== null || state.to !== null) && <button type="button" class="plainbutton window" onClick={reset} title="the whole run (0)">steps {from.toLocaleString("en-US")}–{(to - 1).toLocaleString("en-US")} ×</button>}
           <div class="tools">
             <input ref={search} type="search" placeholder="search layers  /" aria-label="search layers" value={state.find} onInput={(event) => change({ find: event.currentTarget.value })} />
             <div class="choice" role="radiogroup" aria-label="what is shown">
@@ -227,7 +229,6 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
               ))}
             </div>
             {state.tab === "matrix" && <button type="button" class="plainbutton" aria-pressed={state.fit} title="all rows at once (f)" onClick={() => change({ fit: !state.fit })}>fit</button>}
-            {(state.from !== null || state.to !== null) && <button type="button" class="plainbutton" onClick={reset} title="the whole run (0)">steps {from.toLocaleString("en-US")}–{(to - 1).toLocaleString("en-US")} ×</button>}
           </div>
           {pictures.length > 1 && <p class="two" style={px({ paddingLeft: left, paddingRight: right })}>{pictures.map((one) => <b>{one.name}</b>)}</p>}
           <div class="pane">

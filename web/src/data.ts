@@ -1,5 +1,6 @@
 // Keeps what was asked for last while the next answer is on its way.
 
+import { NoServer } from "./answers.ts";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 export interface Asked<T> { data: T | null; error: string | null; busy: boolean }
@@ -17,7 +18,10 @@ export function useAnswer<T>(ask: (() => Promise<T>) | null, keys: unknown[]): A
     put((before) => ({ ...before, busy: true }));
     ask().then(
       (data) => mine === turn.current && put({ data, error: null, busy: false }),
-      (error: unknown) => mine === turn.current && put({ data: null, error: String((error as Error).message ?? error), busy: false }),
+      (error: unknown) => mine === turn.current && put(({ data }) =>
+        error instanceof NoServer && data !== null // what was seen last stays
+          ? { data, error: null, busy: false }
+          : { data: null, error: String((error as Error).message ?? error), busy: false }),
     );
   }, keys);
   return found;

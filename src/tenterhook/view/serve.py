@@ -34,7 +34,8 @@ class Server:
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = app_for(run, self.token, names_of(host))
-        quiet = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, "lifespan": "off"}
+        quiet = {"log_config": None, "log_level": "critical", "timeout_graceful_shutdown": 2, "lifespan": "off"}
+        app.state.is_over = lambda: self._server.should_exit
         self._server = uvicorn.Server(uvicorn.Config(app, server_header=False, **quiet))  # type: ignore[arg-type]
 
     @property

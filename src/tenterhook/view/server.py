@@ -124,7 +124,8 @@ async def _changes(runs: Runs, run: str, request: Request) -> AsyncIterator[str]
     """A line whenever something was written, and a comment now and then, by which a closed page is noticed."""
     known: Any = None
     quiet = 0
-    while not await request.is_disconnected():
+    is_over = getattr(request.app.state, "is_over", lambda: False)
+    while not is_over() and not await request.is_disconnected():
         revision = await run_in_threadpool(runs.revision, run)
         quiet += 1
         if revision != known:
