@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from tenterhook import __version__
-from tenterhook.cli import report, run, sites, summary, view
+from tenterhook.cli import report, run, runs, sites, summary, view
 
-_COMMANDS = {"run": run, "summary": summary, "view": view, "report": report, "sites": sites}
+_COMMANDS = {"run": run, "summary": summary, "runs": runs, "view": view, "report": report, "sites": sites}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 from tenterhook.errors import TenterhookError
@@ -31,12 +32,12 @@ class Server:
             raise NoServer(f'{what}; pip install "tenterhook[view]"') from error
         self.token = token or secrets.token_urlsafe(18)
         self.host = host
+        app = app_for(run, self.token, names_of(host))
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
-        app = app_for(run, self.token, names_of(host))
         quiet = {"log_config": None, "log_level": "critical", "timeout_graceful_shutdown": 2, "lifespan": "off"}
-        app.state.is_over = lambda: self._server.should_exit
-        self._server = uvicorn.Server(uvicorn.Config(app, server_header=False, **quiet))  # type: ignore[arg-type]
+        self._server: Any = uvicorn.Server(uvicorn.Config(app, server_header=False, **quiet))  # type: ignore[arg-type]
+        app.state.is_over = lambda: self._server.should_exit  # for pages that wait for news
 
     @property
     def address(self) -> str:
