@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PAGE   := src/tenterhook/view/page.html
 NODE   := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: demo test web wheel browser zoo selfcheck lint bench clean
+.PHONY: demo test web wheel browser screenshot zoo selfcheck lint bench clean
 demo: $(READY) $(PAGE)
 	$(BIN)/tenterhook run examples/faulty.py
 	$(BIN)/tenterhook report -o report.html
@@ -29,6 +29,11 @@ web/node_modules/.ready: $(READY) web/package-lock.json
 browser:
 	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium) >/dev/null || true
+
+# The picture of the page in the README.
+screenshot: $(READY) $(PAGE) browser
+	$(BIN)/tenterhook run --quiet examples/faulty.py
+	$(BIN)/python web/screenshot.py
 
 # With the page in it.
 wheel: $(READY) $(PAGE)
