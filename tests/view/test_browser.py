@@ -318,6 +318,26 @@ def test_names_from_a_model_are_never_run(tab, tmp_path, built_page):
             assert page.count("main script, main img, aside script") == 0
 
 
+def test_pictures(tab, tmp_path, built_page):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, to=tmp_path / "run", every=1, snapshots=3):
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(2, 1, 8, 8)).square().sum().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    report = write_report(run, tmp_path / "report.html")
+    with Server(run).beside() as server:
+        for address in (server.address, report.as_uri()):
+            page = tab(address)
+            page.see("[role=tab] >> text=Pictures")
+            page.page.keyboard.press("p")
+            page.see("figure canvas")
+            page.wait_for(lambda page=page: "4 of 6×6" in page.page.inner_text("figcaption >> nth=0"))
+            page.wait_for(lambda page=page: page.page.evaluate("document.querySelector('figure canvas').width") > 12)
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_is_wider_than_the_window(tab, server, width, theme):

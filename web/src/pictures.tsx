@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { load, type Picture as Snapshot, type Run, type Where } from "./answers.ts";
-import { mixed } from "./colours.ts";
+import { MAGENTA, mixed } from "./colours.ts";
 import { useAnswer } from "./data.ts";
 import { key, type Node } from "./tree.ts";
 import { number } from "./text.ts";
@@ -33,32 +33,34 @@ function Grid({ picture, where, large }: { picture: Snapshot; where: Where; larg
   const asked = useAnswer(() => load(`picture/${picture.file}`, where), [picture.file, where.run, where.rank]);
   const canvas = useRef<HTMLCanvasElement | null>(null);
   const [channels, high, wide] = picture.shape as [number, number, number];
-  const values = useMemo(() => (asked.data ? new Float32Array(asked.data.slice(0, 4 * channels * high * wide)) : null), [asked.data]);
+  const found = useMemo(() => {
+    if (!asked.data) return null;
+    const bytes = new Uint8Array(asked.data);
+    const line = bytes.indexOf(10);
+    return { ...(JSON.parse(new TextDecoder().decode(bytes.slice(0, line))) as { low: number; high: number }), shades: bytes.subarray(line + 1) };
+  }, [asked.data]);
   const across = Math.ceil(Math.sqrt((channels * high) / wide) * 1.4) || 1;
   const down = Math.ceil(channels / across);
   useEffect(() => {
     const board = canvas.current;
-    if (!board || !values) return;
+    if (!board || !found) return;
     board.width = across * (wide + 1) - 1;
     board.height = down * (high + 1) - 1;
     const image = new ImageData(board.width, board.height);
-    const shown = values.filter(Number.isFinite);
-    const low = shown.reduce((a, b) => Math.min(a, b), Infinity);
-    const top = shown.reduce((a, b) => Math.max(a, b), -Infinity);
     for (let c = 0; c < channels; c++)
       for (let y = 0; y < high; y++)
         for (let x = 0; x < wide; x++) {
-          const v = values[(c * high + y) * wide + x]!;
+          const shade = found.shades[(c * high + y) * wide + x]!;
           const at = 4 * ((Math.floor(c / across) * (high + 1) + y) * board.width + (c % across) * (wide + 1) + x);
-          const [r, g, b] = Number.isFinite(v) ? mixed("size", (v - low) / (top - low || 1)) : [255, 0, 200];
+          const [r, g, b] = shade < 255 ? mixed("size", shade / 254) : MAGENTA;
           image.data.set([r, g, b, 255], at);
         }
     board.getContext("2d")!.putImageData(image, 0, 0);
-  }, [values]);
+  }, [found]);
   return (
     <figure class={large ? "now" : ""}>
       {asked.error ? <p class="error">{asked.error}</p> : <canvas ref={canvas} role="img" aria-label={`${picture.site} at step ${picture.step}`} />}
-      <figcaption>step {picture.step.toLocaleString("en-US")} · {picture.what} · {channels} of {high}×{wide}{values && ` · ${number(Math.min(...values))} to ${number(Math.max(...values))}`}</figcaption>
+      <figcaption>step {picture.step.toLocaleString("en-US")} · {picture.what} · {channels} of {high}×{wide}{found && ` · ${number(found.low)} to ${number(found.high)}`}</figcaption>
     </figure>
   );
 }

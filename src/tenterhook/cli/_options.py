@@ -14,6 +14,7 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "sites": ("", "GLOBS", "only these addresses, e.g. 'encoder.**<Linear>', several with commas"),
     "what": ("", "KINDS", "of input, output, output_grad, parameter, parameter_grad, update; several with commas"),
     "budget": (None, "SHARE", "the most that recording may cost, e.g. 3%% (3%% unless --every is given)"),
+    "snapshots": ("0", "N", "keep pictures of feature maps and attention maps, of N steps over the training"),
     "rules": ("", "FILE.py:CLASS", "further rules of your own, several with commas"),
     "out": (".tenterhook", "FOLDER", "where runs are written (.tenterhook)"),
     "fail-on": (None, "LEVEL", "exit with 3 if something of this level is found: note, warn or error"),
@@ -61,6 +62,7 @@ def settled(given: argparse.Namespace) -> Settled:
         budget=_share(budget) if budget is not None else (0.03 if every is None else None),
         what=_listed(values["what"]) or KINDS,
         sites=_listed(values["sites"]),
+        snapshots=_whole("snapshots", values["snapshots"]),
     )
     fail_on = values["fail-on"]
     if fail_on not in (None, "note", "warn", "error"):

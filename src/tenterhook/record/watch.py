@@ -22,6 +22,7 @@ from tenterhook.record.recorder import Recorder
 from tenterhook.record.rule import Rule
 from tenterhook.record.rules import all_rules
 from tenterhook.record.schedule import Schedule
+from tenterhook.record.snapshots import Snapshots
 from tenterhook.record.step import Step
 from tenterhook.record.surroundings import surroundings
 from tenterhook.say import say
@@ -38,6 +39,7 @@ class Options:
     budget: float | None = None
     what: tuple[str, ...] = KINDS
     sites: tuple[str, ...] = ()
+    snapshots: int = 0  # how many pictures to keep of a layer
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -47,6 +49,8 @@ class Options:
         unknown = [name for name in self.what if name not in KINDS]
         if unknown:
             raise ValueError(f"there is nothing called {', '.join(unknown)} to record; there are {', '.join(KINDS)}")
+        if self.snapshots < 0:
+            raise ValueError(f"snapshots={self.snapshots}: how many to keep over the training, 0 or more")
         if self.budget is not None and not 0 < self.budget < 1:
             raise ValueError(f"budget={self.budget}: a share of the time between 0 and 1, such as 0.03")
 
@@ -63,11 +67,16 @@ class Recording:
         self.rank = int(os.environ.get("RANK", "0"))
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
-        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        self.snapshots = self._snapshots(options.snapshots)
+        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites, self.snapshots)
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
         self._described = 0
         self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
+
+    def _snapshots(self, many: int) -> Snapshots | None:
+        folder = self.folder / f"rank-{self.rank}"
+        return Snapshots(folder / "snapshots", many) if many else None
 
     def _take(self, step: Step) -> None:
         if self.log.take(step):
@@ -100,6 +109,8 @@ class Recording:
             return False
         with uninterrupted():
             self.recorder.finish()
+            if self.snapshots is not None:
+                self.snapshots.write()
             try:
                 try:
                     self.log.close()
@@ -131,13 +142,14 @@ class watch:
         sites: str | Sequence[str] = (),
         what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
+        snapshots: int = 0,
     ) -> None:
         check_model(model, "watch")
         self._model = model
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
-        self._options = Options(every, what=what, sites=sites)
+        self._options = Options(every, what=what, sites=sites, snapshots=snapshots)
         self._to = Path(to)
         self._folder = self._to.absolute()  # the program may change its directory
         self._recording: Recording | None = None

@@ -7,6 +7,7 @@ numbers in it; a matrix is a line of JSON and then its levels, as little-endian 
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tenterhook.errors import RunError, TenterhookError
 from tenterhook.report.verdict import Verdict
 from tenterhook.store.levels import Levels
 from tenterhook.store.run import Run
-from tenterhook.view import details, losses, sources
+from tenterhook.view import details, losses, pictures, sources
 
 _KINDS = ("input", "output", "output_grad", "parameter", "parameter_grad", "update")
 MOST_COLUMNS = 2000
@@ -52,6 +53,8 @@ class Answers:
             return _json(details.of_site(self, model, site, first, last, min(columns, 120)))
         if kind == "source":
             return _json(sources.of_class(self._info(), *rest.split("/", 1)))
+        if kind == "picture":
+            return pictures.pixels(self._folder, rest)
         raise NoAnswer(f"there is no answer called {name!r}")
 
     def names(self) -> list[str]:
@@ -61,8 +64,13 @@ class Answers:
         described = [(model["name"], module["site"]) for model in _models(info) for module in model["modules"]]
         places = [(model, site) for model, site, _ in self.levels.places]
         sites = dict.fromkeys([*described, *places])
-        own = [f"source/{model}/{name}" for model, name in sources.classes(info)]
+        shown = [f"picture/{one['file']}" for one in pictures.listed(self._folder)]
+        own = [*shown, *(f"source/{model}/{name}" for model, name in sources.classes(info))]
         return ["run", "steps", *(f"matrix/{kind}" for kind in _KINDS), *(f"site/{m}/{s}" for m, s in sites), *own]
+
+    @property
+    def _folder(self) -> Path:
+        return self.run.folder / f"rank-{self.rank}"
 
     def _info(self) -> dict[str, Any]:
         return self.run.rank_info(self.rank)
@@ -103,6 +111,7 @@ class Answers:
             "clean": verdict.clean,
             "unchecked": verdict.unchecked,
             "remarks": [*trouble, *map(str, self.run.dropped.values()), *verdict.remarks],
+            "pictures": pictures.listed(self._folder),
             "sources": [list(pair) for pair in sources.classes(info)],
         }
 

@@ -61,7 +61,7 @@ class Runs:
 
     def revision(self, run: str) -> int:
         """Another number whenever something was written."""
-        files = [*self.folder(run).glob("rank-*/*"), *self.folder(run).glob("snapshots/*")]
+        files = [*self.folder(run).glob("rank-*/*"), *self.folder(run).glob("rank-*/snapshots/*.json")]
         found = 0
         for file in files:
             try:
@@ -97,7 +97,9 @@ def app_for(run: Run, token: str, hosts: frozenset[str]) -> Starlette:
             return _error(422, str(error))
         except Exception as error:  # a file that somebody has damaged or made up: the page says so, and goes on
             return _error(422, f"the run cannot be read: {type(error).__name__}: {error}")
-        return Response(data, media_type="application/octet-stream" if name.startswith("matrix/") else _JSON)
+        return Response(
+            data, media_type="application/octet-stream" if name.startswith(("matrix/", "picture/")) else _JSON
+        )
 
     async def tell(request: Request) -> Response:
         run_name = request.query_params.get("run", "")
