@@ -156,6 +156,15 @@ def test_ranks_have_their_own(tmp_path):
         Answers(run, 2)
 
 
+def test_ranks_are_compared_once_the_run_has_ended(tmp_path):
+    made = [Made(tmp_path / "run", rank=rank).add(3 + rank) for rank in (0, 1)]
+    answers = Answers(open_run(tmp_path / "run"))
+    assert ["ranks that disagree", "ranks are compared once the run has ended"] in told(answers, "run")["unchecked"]
+    for one in made:
+        one.end()
+    assert "ranks that disagree" in told(answers, "run")["clean"]
+
+
 def test_a_damaged_rank_json_leaves_the_matrix(run, tmp_path):
     folder = shutil.copytree(run.folder, tmp_path / "run")
     (folder / "rank-0" / "rank.json").write_text("{")

@@ -36,6 +36,7 @@ class Answers:
         self.run, self.rank = run, rank
         self.levels = Levels(*(run.stream(name, rank) for name in ("places", "levels", "stats")))
         self._steps = losses.Steps(run.stream("steps", rank))
+        self._last_word: Verdict | None = None
 
     def answer(self, name: str, window: Mapping[str, str]) -> bytes:
         """The answer with this name; `window` may say `from`, `to` and `columns`."""
@@ -83,10 +84,7 @@ class Answers:
         except RunError as error:
             info = {}
             trouble.append(str(error))
-        try:
-            verdict = Verdict.of(self.run)
-        except Exception:  # whatever is in the files: what can be read is shown
-            verdict = Verdict(str(self.run.folder), findings=self.run.findings().to_pylist())
+        verdict = self._verdict("ended" in info)
         findings = sorted(verdict.findings, key=lambda row: (row["step"], -_level(row["severity"])))[:_MOST_FINDINGS]
         numbers = {id(row): i for i, row in enumerate(findings)}
         groups = [[numbers[id(row)] for row in group if id(row) in numbers] for group in verdict.groups]
@@ -114,6 +112,17 @@ class Answers:
             "pictures": pictures.listed(self._folder),
             "sources": [list(pair) for pair in sources.classes(info)],
         }
+
+    def _verdict(self, has_ended: bool) -> Verdict:
+        """Of a run that has ended it is worked out once."""
+        if self._last_word is None:
+            try:
+                verdict = Verdict.of(self.run, compare=has_ended)
+            except Exception:  # whatever is in the files: what can be read is shown
+                return Verdict(str(self.run.folder), findings=self.run.findings().to_pylist())
+            self._last_word = verdict if has_ended else None
+            return verdict
+        return self._last_word
 
     def _matrix(self, what: str, first: float, last: float, columns: int) -> bytes:
         self.levels.update()
