@@ -51,11 +51,11 @@ class Grid:
         first = found[0]
         return slice(first, first + len(found)) if found == [*range(first, first + len(found))] else found
 
-    def put(self, at: int, columns: Any, codes: Codes) -> None:
-        """Levels of some columns, in the sampled steps from `at` on."""
+    def put(self, at: int, columns: Any, codes: Codes, room: int) -> None:
+        """Levels of some columns, in the sampled steps from `at` on; there will be at least `room` of them."""
         have, samples = self.codes.shape, at + len(codes)
         if samples > have[0] or len(self.places) > have[1]:
-            size = (max(2 * have[0], samples) if samples > have[0] else have[0], max(len(self.places), have[1]))
+            size = (max(2 * have[0], samples, room) if samples > have[0] else have[0], max(len(self.places), have[1]))
             larger = np.full(size, NOTHING, np.int16)
             larger[: have[0], : have[1]] = self.codes
             self.codes = larger
@@ -73,6 +73,7 @@ class Levels:
         self._steps = np.zeros(0, np.int64)
         self._numbers: dict[Place, int] = {}
         self._streams = places, levels, stats
+        self._room = 0
         self._layouts: dict[bytes, list[tuple[Grid, Any, Any]]] = {}
 
     @property
@@ -84,6 +85,7 @@ class Levels:
         """Read what is new; whether there was anything."""
         before = self.many
         places, levels, stats = self._streams
+        self._room = sum(batch.rows for batch in levels.index()) if not self.many else 0  # to grow is to copy all
         if levels.index():
             self._know(places.news())
             for batch in levels.news():
@@ -163,7 +165,7 @@ class Levels:
                 self._steps = np.concatenate([self._steps, np.zeros(max(self.many, 64), np.int64)])
             self._steps[at : self.many] = steps
         for grid, its, columns in self._layout(places):
-            grid.put(at, columns, codes if its is None else codes[:, its])
+            grid.put(at, columns, codes if its is None else codes[:, its], self._room)
 
     def _layout(self, places: NDArray[Any]) -> list[tuple[Grid, Any, Any]]:
         """For each kind: its grid, which of these places are of it (None for all), and their columns there."""
