@@ -13,7 +13,7 @@ from tenterhook.store.batches import Batch
 if TYPE_CHECKING:
     from tenterhook.view.answers import Answers
 
-_MOST_BATCHES = 120  # of a long run; each holds many steps
+_MOST_BATCHES = 64  # of a long run; each holds many steps
 _HALF = BINS // 2
 
 
