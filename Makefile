@@ -4,13 +4,41 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OTHERS := .venv-frameworks
+PAGE   := src/tenterhook/view/page.html
+NODE   := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: demo test zoo frameworks selfcheck lint bench clean
-demo: $(READY)
+.PHONY: demo test web wheel browser screenshot zoo frameworks selfcheck lint bench clean
+demo: $(READY) $(PAGE)
 	$(BIN)/tenterhook run examples/faulty.py
+	$(BIN)/tenterhook report -o report.html
 
-test: $(READY)
+test: $(READY) $(PAGE) browser
+	$(NODE) npm --prefix web test --silent
 	$(BIN)/python -m pytest
+
+# The page of `tenterhook view` and `tenterhook report`: TypeScript, built with the Node that is on PyPI.
+web: $(PAGE)
+$(PAGE): $(READY) web/node_modules/.ready web/index.html web/vite.config.ts $(wildcard web/src/*)
+	$(NODE) npm --prefix web run build --silent
+	cp web/dist/index.html $(PAGE)
+
+web/node_modules/.ready: $(READY) web/package-lock.json
+	$(NODE) npm --prefix web ci --silent --no-audit --no-fund
+	touch $@
+
+# The tests of the page drive Debian's Chromium; where it is not there and cannot be installed, they are skipped.
+browser:
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium) >/dev/null || true
+
+# The picture of the page in the README.
+screenshot: $(READY) $(PAGE) browser
+	$(BIN)/tenterhook run --quiet examples/faulty.py
+	$(BIN)/python web/screenshot.py
+
+# With the page in it.
+wheel: $(READY) $(PAGE)
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # Small trainings with and without a planted fault, each bare and watched; it takes half an hour on one core.
 zoo: $(READY)
@@ -31,12 +59,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)
+bench: $(READY) $(PAGE)
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/edit.py
 	$(BIN)/python benchmarks/inner.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/view.py
 
 $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,4 +82,4 @@ $(OTHERS)/.ready: tests/frameworks/requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHERS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache out
+	rm -rf $(VENV) $(OTHERS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache out web/node_modules web/dist $(PAGE)

@@ -9,6 +9,7 @@ from tenterhook.hooks.session import Session
 from tenterhook.inside import copies
 from tenterhook.platform import compiler
 from tenterhook.platform.hook_tables import is_ours
+from tenterhook.view.page import FILE
 
 
 def ours(model: nn.Module) -> list[str]:
@@ -47,3 +48,11 @@ def nothing_left_behind(monkeypatch):
 @pytest.fixture(autouse=True)
 def same_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def built_page():
+    """For tests that need the page of `tenterhook view`."""
+    if not FILE.exists():
+        pytest.skip("the page is not built: `make web` builds it")
+    return FILE

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tenterhook.record.watch import Options, Recording
+from tenterhook.view.pictures import listed
 from tests.notebook import NOTEBOOK, code_of, run, shown
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -113,7 +114,7 @@ def example(monkeypatch, tmp_path) -> Callable[[str], ModuleType]:
 
 
 def test_every_example_is_tested():
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common", "faulty"}
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SHOWN, "common", "faulty", "vgg16"}
 
 
 def test_the_notebook_runs_and_its_page_shows_what_it_does(monkeypatch, tmp_path):
@@ -146,6 +147,17 @@ def test_the_verdict_names_every_planted_fault(example, tmp_path):
         ("parameter never trained", "net", "stem.0.weight"),
         ("BatchNorm mode", "net", "stem.1"),
     }
+
+
+def test_feature_maps_of_vgg16_are_kept(example, tmp_path):
+    recording = Recording(tmp_path, Options(snapshots=2), None, [])
+    recording.recorder.install(discover=True)
+    losses = example("vgg16").main(steps=2)
+    recording.close("finished")
+    pictures = listed(tmp_path / "rank-0")
+    assert all(math.isfinite(loss) for loss in losses.values())
+    assert {one["step"] for one in pictures} == {0, 1} and len({one["site"] for one in pictures}) == 12
+    assert pictures[0]["site"] == "features.0" and pictures[0]["shape"] == [16, 64, 64]
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -35,7 +35,7 @@ def stopped(process, number):
     [
         (signal.SIGINT, (), -signal.SIGINT, "atexit\n", "KeyboardInterrupt"),
         (signal.SIGINT, ("saves",), 7, "saved\natexit\n", "exit 7"),
-        (signal.SIGTERM, (), -signal.SIGTERM, "", None),
+        (signal.SIGTERM, (), -signal.SIGTERM, "", "SIGTERM"),
         (signal.SIGTERM, ("handler",), 0, "handled SIGTERM\nleft the loop\natexit\n", "exit 0"),
     ],
 )

@@ -10,9 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenterhook import __version__
-from tenterhook.cli import compare, run, sites, summary
+from tenterhook.cli import compare, report, run, runs, sites, summary, view
 
-_COMMANDS: dict[str, Any] = {"run": run, "summary": summary, "sites": sites, "compare": compare}
+_COMMANDS: dict[str, Any] = {
+    "run": run,
+    "summary": summary,
+    "runs": runs,
+    "view": view,
+    "report": report,
+    "sites": sites,
+    "compare": compare,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "sites": ("", "GLOBS", "only these addresses, e.g. 'encoder.**<Linear>', several with commas"),
     "what": ("", "KINDS", "of input, output, output_grad, parameter, parameter_grad, update; several with commas"),
     "budget": (None, "SHARE", "the most that recording may cost, e.g. 3%% (3%% unless --every is given)"),
+    "snapshots": ("0", "N", "keep pictures of feature maps and attention maps, of N steps over the training"),
     "rules": ("", "FILE.py:CLASS", "further rules of your own, several with commas"),
     "out": (".tenterhook", "FOLDER", "where runs are written (.tenterhook)"),
     "fail-on": (None, "LEVEL", "exit with 3 if something of this level is found: note, warn or error"),
@@ -30,6 +31,7 @@ class Settled:
     rules: Any
     fail_on: str | None
     quiet: bool
+    view: bool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="say nothing, just record")
+    parser.add_argument(
+        "--view", action="store_true", default=None, help="look at it meanwhile: tenterhook view beside it"
+    )
 
 
 def takes_value(word: str) -> bool:
@@ -58,12 +63,13 @@ def settled(given: argparse.Namespace) -> Settled:
         budget=_share(budget) if budget is not None else (0.03 if every is None else None),
         what=_listed(values["what"]) or KINDS,
         sites=_listed(values["sites"]),
+        snapshots=_whole("snapshots", values["snapshots"]),
     )
     fail_on = values["fail-on"]
     if fail_on not in (None, "note", "warn", "error"):
         raise ValueError(f"--fail-on {fail_on}: it is note, warn or error")
-    quiet = str(_value(given, "quiet", table, "0")).lower() in ("1", "true", "yes")
-    return Settled(options, values["out"], _rules(_listed(values["rules"])), fail_on, quiet)
+    quiet, view = (str(_value(given, name, table, "0")).lower() in ("1", "true", "yes") for name in ("quiet", "view"))
+    return Settled(options, values["out"], _rules(_listed(values["rules"])), fail_on, quiet, view)
 
 
 def _value(given: argparse.Namespace, name: str, table: dict[str, Any], default: Any) -> Any:
@@ -86,10 +92,10 @@ def _from_pyproject() -> dict[str, Any]:
                 table = tomllib.loads(file.read_text()).get("tool", {}).get("tenterhook", {})
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"{file} cannot be read: {error}") from error
-            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), "quiet"}
+            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), "quiet", "view"}
             if unknown := sorted(table.keys() - known):
                 what = f"[tool.tenterhook] in {file} has no option {', '.join(unknown)}"
-                raise ValueError(f"{what}; there are {', '.join(_OPTIONS)}, quiet")
+                raise ValueError(f"{what}; there are {', '.join(_OPTIONS)}, quiet, view")
             return table
     return {}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tenterhook.cli._options import add_options, settled, takes_value
 from tenterhook.cli._program import Program, find_program, wait_for_threads
+from tenterhook.cli._terminated import at_termination
 from tenterhook.say import say
 
 
@@ -54,7 +55,8 @@ def _recorded(program: Program, ours: Any) -> int:
         return 0
     ended = "exit 0"
     try:
-        program.run()
+        with at_termination(lambda: _end(recording, "SIGTERM", ours)):
+            program.run()
     except SystemExit as stop:
         ended = f"exit {0 if stop.code is None else stop.code}"
         raise
@@ -82,6 +84,10 @@ def _begin(program: Program, ours: Any) -> Any:
         often = "every step" if every == 1 else f"the first {ours.options.dense} steps, then one in {every}"
         said = f"tenterhook {_version()} · recording to {folder} · {often} · Ctrl-C is safe"
         say(said)
+    if recording.rank == 0 and ours.view:
+        from tenterhook.cli.view import start_beside
+
+        start_beside(recording.folder)
     return recording
 
 

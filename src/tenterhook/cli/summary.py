@@ -17,9 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print it; 2 where there is no such run."""
     from tenterhook.cli.run import say_verdict
+    from tenterhook.report.flow import flow
+    from tenterhook.store import open_run
 
     try:
-        return say_verdict(options.run, fail_on=options.fail_on, everything=options.all, stream=sys.stdout)
+        code = say_verdict(options.run, fail_on=options.fail_on, everything=options.all, stream=sys.stdout)
+        say("\n".join(flow(open_run(options.run))), sys.stdout)
+        return code
     except (TenterhookError, ImportError) as error:
         say(f"tenterhook summary: {error}")
         return 2

@@ -18,6 +18,7 @@ from tenterhook.stats.arithmetic import Floats
 from tenterhook.stats.columns import TABLE, Column
 from tenterhook.stats.histograms import Histograms
 from tenterhook.store.arrays import encoded, lists, strings
+from tenterhook.store.levels import levels_of
 from tenterhook.store.schemas import VERSION, arrow
 from tenterhook.store.write import RankWriter, write_json
 
@@ -36,7 +37,7 @@ class Log:
         self.writer = RankWriter(folder / f"rank-{rank}")
         self.steps = self.sampled = self.unmeasured = 0
         self.overhead = Overhead(info.get("schedule", {}).get("dense", 0))
-        self._places = places
+        self._places, self._written_places = places, 0
         self._texts: dict[str, list[bytes]] = {}
         self._waiting: list[Step] = []
         self._findings: list[Finding] = []
@@ -65,6 +66,8 @@ class Log:
         self._rows, self._flushed = 0, time.monotonic()
         if sampled := [step for step in steps if len(step.rows)]:
             self.writer.write("stats", _stats_of(sampled, self._texts_of_places()))
+            self._write_places()
+            self.writer.write("levels", _levels_of(sampled))
         if steps:
             numbers = [step.number for step in steps]
             self.writer.write("steps", {"step": numbers, **_columns(steps, _OF_STEPS)})
@@ -85,6 +88,13 @@ class Log:
         known: dict[str, Any] = {"rank": self.rank, "pid": os.getpid(), **numbers, **self.overhead.shares()}
         known["rules"] = [asdict(state) for state in self.judge.states()]
         write_json(self.writer.folder / "rank.json", {**known, **facts})
+
+    def _write_places(self) -> None:
+        new = self._places.all[self._written_places :]
+        self._written_places += len(new)
+        if new:
+            numbers = [place.number for place in new]
+            self.writer.write("places", {"place": numbers, **_columns(new, (*_OF_PLACES, "dtype"))})
 
     def _texts_of_places(self) -> dict[str, list[bytes]]:
         """What the columns say about where a row is from, for all places so far, by their numbers."""
@@ -117,6 +127,18 @@ def _stats_of(steps: list[Step], texts: dict[str, list[bytes]]) -> dict[str, Any
         if any(getattr(step, name) for step in steps):
             columns[name] = [getattr(step, name).get(number) for step in steps for number in step.rows.which.tolist()]
     return columns
+
+
+def _levels_of(steps: list[Step]) -> dict[str, Any]:
+    """The levels of some steps; where the places are those of the step before, they are left out."""
+    layouts = [None, *(step.rows.layout for step in steps)]
+    places = [
+        None if layout == before else step.rows.which.tolist()
+        for step, layout, before in zip(steps, layouts[1:], layouts, strict=False)
+    ]
+    starts = np.cumsum([0, *(len(step.rows) for step in steps)])
+    levels = lists(starts, np.concatenate([levels_of(step.rows) for step in steps]), arrow().int16())
+    return {"step": [step.number for step in steps], "places": places, "levels": levels}
 
 
 def _on_disk(column: Column, numbers: Floats) -> Any:

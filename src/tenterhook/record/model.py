@@ -18,6 +18,8 @@ from tenterhook.errors import AddressError
 
 _lock = threading.Lock()
 _sources: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes
+_forwards: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+_MOST_LINES = 400  # of a forward
 
 
 class Held(NamedTuple):
@@ -47,6 +49,7 @@ class Model:
         self.hooks: dict[str, Any] = {}  # by address, kept for the next sampled step
         self._selectors = selectors
         self._described: dict[str, Any] = {"name": name, "class": self.kind}
+        self._texts: dict[str, dict[str, Any]] = {}
         self.look()
 
     def look(self) -> None:
@@ -83,6 +86,12 @@ class Model:
             if tensor is not None:
                 yield held.site, tensor
 
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """The forward() of each class that torch does not have, by where the class is written."""
+        classes = {type(one) for _, reference in self.modules if (one := reference()) is not None}
+        self._texts |= {where: text for cls in classes if (where := _source(cls)) and (text := _forward(cls))}
+        return self._texts
+
     def describe(self) -> dict[str, Any]:
         """As the run has it on disk: the tree of modules, with their classes and where those are written."""
         module = self.module()
@@ -101,6 +110,19 @@ def _described(name: str, module: nn.Module) -> dict[str, Any]:
     """One module, as the run has it on disk."""
     shapes = {k: list(shape_of(p)) for k, p in module._parameters.items() if p is not None}
     return {"site": name, "class": type(module).__name__, "source": _source(type(module)), "shapes": shapes}
+
+
+def _forward(cls: type) -> dict[str, Any]:
+    """The text of its forward and the line that it begins with; nothing where there is none, or it is torch's."""
+    try:
+        if cls not in _forwards:
+            forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
+            is_torchs = (forward.__module__ or "").startswith("torch.")
+            lines, first = ([], 0) if is_torchs else inspect.getsourcelines(forward)
+            _forwards[cls] = {"line": first, "text": "".join(lines[:_MOST_LINES])} if lines else {}
+        return _forwards[cls]
+    except (OSError, SystemError, SyntaxError, TypeError, AttributeError, ValueError):
+        return {}
 
 
 def _tables_of_fused(modules: Iterable[nn.Module]) -> dict[int, list[int]]:

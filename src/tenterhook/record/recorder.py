@@ -33,6 +33,7 @@ from tenterhook.record.outbox import Outbox
 from tenterhook.record.parts import Part, Pending
 from tenterhook.record.places import KINDS, Places
 from tenterhook.record.schedule import Schedule
+from tenterhook.record.snapshots import Snapshots
 from tenterhook.record.sources import wrapped
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.clipping import Clipping, Dropouts
@@ -57,6 +58,7 @@ class Recorder:
         schedule: Schedule,
         what: Iterable[str] = KINDS,
         selectors: tuple[str, ...] = (),
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.models = Models(selectors)
         self.schedule = schedule
@@ -80,7 +82,7 @@ class Recorder:
         self._listeners = wrapped.Listeners(self._steps, self._scalers, passes, self._losses, *others, guard)
         self._layers = LayerOrder()
         self._discovery = Discovery(
-            Hub(guard, self._measuring, passes, self.feed, self._layers, self._births), self.models
+            Hub(guard, self._measuring, passes, self.feed, self._layers, self._births, snapshots), self.models
         )
         self._installed = False
         self._start = self._mark = time.perf_counter()

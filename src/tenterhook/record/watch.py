@@ -22,6 +22,7 @@ from tenterhook.record.recorder import Recorder
 from tenterhook.record.rule import Rule
 from tenterhook.record.rules import all_rules
 from tenterhook.record.schedule import Schedule
+from tenterhook.record.snapshots import Snapshots
 from tenterhook.record.step import Step
 from tenterhook.record.surroundings import surroundings
 from tenterhook.record.told import Stats, Telling
@@ -40,6 +41,7 @@ class Options:
     budget: float | None = None
     what: tuple[str, ...] = KINDS
     sites: tuple[str, ...] = ()
+    snapshots: int = 0  # how many pictures to keep of a layer
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -49,6 +51,8 @@ class Options:
         unknown = [name for name in self.what if name not in KINDS]
         if unknown:
             raise ValueError(f"there is nothing called {', '.join(unknown)} to record; there are {', '.join(KINDS)}")
+        if self.snapshots < 0:
+            raise ValueError(f"snapshots={self.snapshots}: how many to keep over the training, 0 or more")
         if self.budget is not None and not 0 < self.budget < 1:
             raise ValueError(f"budget={self.budget}: a share of the time between 0 and 1, such as 0.03")
 
@@ -72,12 +76,17 @@ class Recording:
         self.rank = int(os.environ.get("RANK", "0"))
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
-        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        self.snapshots = self._snapshots(options.snapshots)
+        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites, self.snapshots)
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
         self._telling = telling
         self._described = 0
         self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
+
+    def _snapshots(self, many: int) -> Snapshots | None:
+        folder = self.folder / f"rank-{self.rank}"
+        return Snapshots(folder / "snapshots", many) if many else None
 
     def _take(self, step: Step) -> None:
         if self.log.take(step):
@@ -92,6 +101,7 @@ class Recording:
 
     def _describe(self, **facts: Any) -> None:
         models = [model.describe() for model in self.recorder.models.all]
+        facts["sources"] = {k: v for model in self.recorder.models.all for k, v in model.sources().items()}
         facts["further_models"] = self.recorder.models.passed_over
         facts["fused"] = self.recorder.fused
         by_hand = self.recorder.by_hand
@@ -114,6 +124,8 @@ class Recording:
         self.is_open = False
         with uninterrupted():
             self.recorder.finish()
+            if self.snapshots is not None:
+                self.snapshots.write()
             try:
                 try:
                     self.log.close()
@@ -154,6 +166,7 @@ class watch:
         sites: str | Sequence[str] = (),
         what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
+        snapshots: int = 0,
     ) -> None:
         check_model(model, "watch")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -165,7 +178,7 @@ class watch:
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
-        self._options = Options(every, dense, budget, what, sites)
+        self._options = Options(every, dense, budget, what, sites, snapshots)
         self._telling = None if log is None else Telling(log)
         self._to = None if to is None else Path(to)  # else a new folder, when it begins
         self._folder = None if to is None else Path(to).absolute()  # the program may change its directory

@@ -12,13 +12,16 @@ def compare_ranks(run: Run) -> dict[str, Any] | str:
     """What differs first, as a finding; or `clean`, or why nothing was compared."""
     import pyarrow.compute as pc
 
-    table = run.table("stats")
-    rows = table.filter(pc.equal(table["what"], "parameter")).select(
-        ["step", "model", "site", "rank", "sum", "sumsq", "count"]
-    )
+    columns = ("step", "model", "site", "what", "sum", "sumsq", "count")
+    rows = [
+        {**row, "rank": rank}
+        for rank in run.ranks
+        for batch in run.stream("stats", rank).batches(columns)  # never all of a large run at once
+        for row in batch.filter(pc.equal(batch["what"], "parameter")).to_pylist()
+    ]
     seen: dict[Any, tuple[int, Any]] = {}
     compared = False
-    for row in sorted(rows.to_pylist(), key=lambda r: (r["step"], r["rank"])):
+    for row in sorted(rows, key=lambda r: (r["step"], r["rank"])):
         value = (row["sum"], row["sumsq"], row["count"])
         rank, first = seen.setdefault((row["step"], row["model"], row["site"]), (row["rank"], value))
         compared |= rank != row["rank"]

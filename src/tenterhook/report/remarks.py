@@ -83,6 +83,7 @@ def on_the_run(run: Run, info: dict[str, Any]) -> Iterator[str]:
         changed = "parameters changed from one backward pass to the next, so updates were recorded, too"
         yield changed if info.get("by_hand") else "no parameter of a model was seen to change between backward passes"
     yield from _not_recorded(run, info)
+    yield from map(str, run.dropped.values())
     if info.get("failed"):
         yield f"recording stopped early: {info['failed']}"
     if "ended" not in info:
@@ -100,7 +101,7 @@ def _not_recorded(run: Run, info: dict[str, Any]) -> Iterator[str]:
         yield f"{were} not measured: sparse, or otherwise without numbers, or written into before"
     if info.get("fused"):
         yield "what is inside of an nn.TransformerEncoderLayer was not recorded where torch runs it as one operation"
-    if sites and not len(run.table("stats", 0)):
+    if sites and next(run.stream("stats", 0).batches(["step"]), None) is None:
         yield f"nothing in the models answers to --sites {','.join(sites)}"
     if any(model.get("compiled") for model in info.get("models", [])):
         yield "activations were not recorded: the model runs under torch.compile"

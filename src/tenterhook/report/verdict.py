@@ -27,8 +27,11 @@ class Verdict:
     about: dict[str, str] = field(default_factory=dict)  # each of several models by its name
 
     @classmethod
-    def of(cls, run: Run, shown: Path | None = None) -> "Verdict":
-        """The verdict on a run as it is on disk now; `shown` is its folder as a person knows it."""
+    def of(cls, run: Run, shown: Path | None = None, compare: bool = True) -> "Verdict":
+        """The verdict on a run as it is on disk now; `shown` is its folder as a person knows it.
+
+        To compare ranks, all of their statistics are read.
+        """
         info = run.rank_info(0)
         schedule = run.info.get("schedule", {})
         states = info.get("rules", [])
@@ -38,7 +41,7 @@ class Verdict:
         verdict.clean = [s["rule"] for s in states if s["state"] == "clean" and s["rule"] not in found]
         verdict.unchecked = [(s["rule"], s["why"]) for s in states if s["state"] == "not checked"]
         if len(run.ranks) > 1:
-            verdict._add_ranks(compare_ranks(run))
+            verdict._add_ranks(compare_ranks(run) if compare else "ranks are compared once the run has ended")
         verdict.nothing = remarks.nothing(info)
         verdict.about = remarks.each_model(info)
         verdict.left_out = remarks.left_out(schedule, info)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
-from tenterhook.errors import RunError
+from tenterhook.errors import RunError, TenterhookWarning
 from tenterhook.stats.columns import INDEX, START
+from tenterhook.store.batches import Dropped, Stream
 from tenterhook.store.schemas import FILES, VERSION, arrow, schemas
 
 
@@ -35,20 +37,33 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
-            self.info: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        except ValueError as error:
-            raise RunError(f"{folder / 'run.json'} cannot be read: {error}") from error
-        if self.info.get("format", 0) > VERSION:
-            raise RunError(f"{folder} has format {self.info['format']}; this tenterhook reads up to {VERSION}")
+        self.dropped: dict[tuple[str, int], Dropped] = {}
+        self.info = _read_json(folder / "run.json", "without it the run cannot be read")
+        version = self.info.get("format", 0)
+        if not isinstance(version, int) or version > VERSION:
+            what = f"{folder} has format {version!r}; this tenterhook reads up to {VERSION}"
+            raise RunError(f"{what}; it was made by a newer one: pip install --upgrade tenterhook")
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, ranks={len(self.ranks)}, models={[m['name'] for m in self.models]})"
 
+    def report(self, path: str | os.PathLike[str] = "report.html") -> Path:
+        """Write the run as one HTML file, which opens anywhere and needs no network; its path is given back."""
+        from tenterhook.view.report import write_report
+
+        return write_report(self, path)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page."""
+        from tenterhook.view.report import framed
+
+        return framed(self)
+
     @property
     def ranks(self) -> list[int]:
         """The ranks that have written something."""
-        return sorted(int(path.name.removeprefix("rank-")) for path in self.folder.glob("rank-*"))
+        names = (path.name.removeprefix("rank-") for path in self.folder.glob("rank-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -58,7 +73,8 @@ class Run:
     def rank_info(self, rank: int = 0) -> dict[str, Any]:
         """What rank.json of one rank says: its models, how it ended, what was checked."""
         path = self.folder / f"rank-{rank}" / "rank.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        what = "the tables beside it can be read: stats(), steps() and findings()"
+        return _read_json(path, what) if path.is_file() else {}
 
     def stats(self, rank: int | None = None) -> Any:
         """Statistics per step, site and kind of value, with mean, std, rms and absmax worked out."""
@@ -90,25 +106,31 @@ class Run:
             raise RunError(f"there is no table {name!r}; there are {', '.join(FILES)}")
         parts = []
         for k in self.ranks if rank is None else [rank]:
-            part = read_stream(self.folder / f"rank-{k}" / f"{name}.arrows", schemas()[name])
+            part = self._read(self.stream(name, k))
             parts.append(part.append_column("rank", array([k] * len(part), pa.int32())))
         return pa.concat_tables(parts) if parts else schemas()[name].empty_table()
 
+    def stream(self, name: str, rank: int) -> Stream:
+        """A table of one rank by its batches, for runs that are too large for the memory."""
+        return Stream(self.folder / f"rank-{rank}" / f"{name}.arrows", schemas()[name])
 
-def read_stream(path: Path, schema: Any) -> Any:
-    """The whole batches of a stream; a last one that was cut off is left out."""
-    pa = arrow()
-    batches: list[Any] = []
-    if path.is_file() and path.stat().st_size:
-        with pa.memory_map(str(path)) as file:
-            try:
-                reader = pa.ipc.open_stream(file)
-                schema = reader.schema
-                while True:
-                    batches.append(reader.read_next_batch())
-            except (StopIteration, pa.ArrowInvalid, OSError):
-                pass
-    return pa.Table.from_batches(batches, schema)
+    def _read(self, stream: Stream) -> Any:
+        batches = list(stream.batches())
+        for offset, dropped in stream.dropped.items():
+            if (stream.name, offset) not in self.dropped:  # said once
+                self.dropped[stream.name, offset] = dropped
+                warnings.warn(str(dropped), TenterhookWarning, stacklevel=4)
+        return arrow().Table.from_batches(batches, batches[0].schema if batches else stream.schema)
+
+
+def _read_json(path: Path, still: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(f"{path} is damaged and cannot be read ({error}); {still}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it holds a {type(found).__name__} where an object is needed; {still}")
+    return found
 
 
 def with_moments(table: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from tenterhook.stats.columns import TABLE
 
 VERSION = 1
-FILES = ("stats", "steps", "findings")
+FILES = ("stats", "steps", "findings", "places", "levels")
 SEVERITIES = ("note", "warn", "error")  # of findings
 RAISED = "the rule raised"  # begins the reason why a rule that broke was not checked
 
@@ -30,7 +30,10 @@ def schemas() -> dict[str, Any]:
         *(("site", pa.string()), ("what", pa.string()), ("text", pa.string()), ("why", pa.string())),
         *(("then", pa.string()), ("until", pa.int64())),
     ]
-    return {"stats": pa.schema(stats), "steps": pa.schema(steps), "findings": pa.schema(findings)}
+    places = [("place", pa.int32()), *((name, pa.string()) for name in ("model", "site", "what", "dtype"))]
+    levels = [("step", pa.int64()), ("places", pa.list_(pa.int32())), ("levels", pa.list_(pa.int16()))]
+    tables = {"stats": stats, "steps": steps, "findings": findings, "places": places, "levels": levels}
+    return {name: pa.schema(columns) for name, columns in tables.items()}
 
 
 def arrow() -> Any:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tenterhook.store.arrays import array
+from tenterhook.store.batches import Batch, checksum
 from tenterhook.store.schemas import arrow, schemas
 
 
@@ -46,13 +48,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class RankWriter:
-    """The tables of one rank, each an Arrow IPC stream that grows by whole batches."""
+    """The tables of one rank, each an Arrow IPC stream that grows by whole batches, with an index beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._schemas = schemas()
-        self._streams: dict[str, tuple[Any, Any]] = {}
+        self._streams: dict[str, _Stream] = {}
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Append rows to a table, given as columns: lists, arrays, or Arrow arrays; what is missing is null.
@@ -63,20 +65,56 @@ class RankWriter:
         schema = self._schemas[table]
         many = len(next(iter(columns.values())))
         arrays = [array(columns[f.name], f.type) if f.name in columns else pa.nulls(many, f.type) for f in schema]
-        file, stream = self._streams.get(table) or self._open(table)
-        stream.write_batch(pa.record_batch(arrays, schema=schema))
-        file.flush()
+        stream = self._streams.get(table)
+        if stream is None:
+            stream = self._streams[table] = _Stream(self.folder / f"{table}.arrows", schema)
+        steps = columns.get("step", (0,))
+        stream.append(pa.record_batch(arrays, schema=schema), int(min(steps)), int(max(steps)))
 
     def close(self) -> None:
         """End the streams."""
-        for file, stream in self._streams.values():
-            with file:
-                stream.close()
+        for stream in self._streams.values():
+            stream.close()
         self._streams.clear()
 
-    def _open(self, name: str) -> tuple[Any, Any]:
+
+class _Stream:
+    """A stream of one table, and its index: see batches.py."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
         pa = arrow()
-        file = (self.folder / f"{name}.arrows").open("wb")
+        self._file = _Summed(path.open("wb"))
+        self._index = path.with_suffix(".index").open("w")
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # zstd takes thrice as long
-        self._streams[name] = (file, pa.ipc.new_stream(file, self._schemas[name], options=options))
-        return self._streams[name]
+        self._stream = pa.ipc.new_stream(self._file, schema, options=options)
+
+    def append(self, batch: Any, first: int, last: int) -> None:
+        """Write a batch of these steps, then its line of the index."""
+        begin, self._file.checksum = self._file.size, 0
+        self._stream.write_batch(batch)
+        self._file.flush()
+        entry = Batch(begin, self._file.size - begin, len(batch), first, last, 0)
+        self._index.write(entry._replace(checksum=checksum(entry.facts, self._file.checksum)).line)
+        self._index.flush()
+
+    def close(self) -> None:
+        """Write the end mark."""
+        with self._file.file, self._index:
+            self._stream.close()
+
+
+class _Summed:
+    """A file that knows its size and the checksum of what was written since that was set to 0."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.size, self.checksum = file, 0, 0
+
+    def write(self, data: Any) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.size += len(data)
+        return int(self.file.write(data))
+
+    def flush(self) -> None:
+        self.file.flush()

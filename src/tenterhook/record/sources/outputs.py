@@ -15,6 +15,7 @@ from tenterhook.record.births import Births
 from tenterhook.record.events import PartCalled
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
+from tenterhook.record.snapshots import Snapshots
 from tenterhook.record.sources.backward import Passes
 from tenterhook.record.sources.gradients import GradientHook, Value, ask_for_gradient
 from tenterhook.record.sources.layers import LayerOrder
@@ -36,6 +37,7 @@ class Hub(NamedTuple):
     feed: Any  # the recorder's
     layers: LayerOrder
     births: Births
+    snapshots: Snapshots | None = None
 
 
 class OutputHook(Hook):
@@ -67,9 +69,19 @@ class OutputHook(Hook):
         elif saves_hooked(False) is not None:
             return  # a checkpoint runs its function again
         self._see_all(output)
+        if self._hub.snapshots is not None:
+            self._picture(module, output)
         self._measuring.micro.sample.last = self._site
         if with_graph:
             self._look_at(module, args, output)
+
+    def _picture(self, module: nn.Module, output: Any) -> None:
+        assert self._hub.snapshots is not None
+        for path, tensor in [((), output)] if type(output) is Tensor else tensors_in(output):
+            if not is_of_transform(tensor):
+                site = self._site + "".join(f"[{key}]" for key in path)
+                is_convolution = isinstance(module, ConvNd)
+                self._hub.snapshots.look(self._model, site, is_convolution, self._measuring.step, tensor)
 
     def _note_silence(self, module: nn.Module) -> None:
         """Where a layer is in training mode, it may be by mistake that it is called without gradients."""

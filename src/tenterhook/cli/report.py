@@ -1,0 +1,28 @@
+"""Write a run as one HTML file, which opens anywhere and needs no network."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tenterhook.errors import TenterhookError
+from tenterhook.say import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tenterhook report`."""
+    parser.add_argument("run", nargs="?", default=".tenterhook/latest", help="its folder (.tenterhook/latest)")
+    parser.add_argument("-o", "--out", default="report.html", help="the file (report.html)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write it; 2 where there is no such run, or the file cannot be written."""
+    from tenterhook.store import open_run
+    from tenterhook.view.report import write_report
+
+    try:
+        path = write_report(open_run(options.run), Path(options.out))
+    except (TenterhookError, ImportError, OSError) as error:
+        say(f"tenterhook report: {error}")
+        return 2
+    say(f"{path} · {path.stat().st_size / 1e6:.1f} MB · open it in a browser: {path.resolve().as_uri()}", sys.stdout)
+    return 0

@@ -1,0 +1,1 @@
+declare const LICENCES: string; // of what is bundled; see vite.config.ts
