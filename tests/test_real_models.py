@@ -241,7 +241,7 @@ def test_tied_weights_go_by_each_of_their_names(name, owner):
 def test_sentence_embeddings_put_a_paraphrase_nearer_than_another_subject():
     model = CASES["minilm"].build()
     with capture(model, "encoder.layer.*") as around:
-        capture.once(model, SENTENCES, "encoder.layer.0")
+        capture.once(model, SENTENCES, "encoder.layer.0@0")
     assert list(around) == ["encoder.layer.0"]  # it stopped there
     words = SENTENCES["attention_mask"][..., None]
     means = (capture.once(model, SENTENCES, "encoder.layer.5") * words).sum(1) / words.sum(1)
