@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         code = say_verdict(options.run, fail_on=options.fail_on, everything=options.all, stream=sys.stdout)
-        say("\n".join(flow(open_run(options.run))), sys.stdout)
+        for line in flow(open_run(options.run)):
+            say(line, sys.stdout)
         return code
     except (TenterhookError, ImportError) as error:
         say(f"tenterhook summary: {error}")
