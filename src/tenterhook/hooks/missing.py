@@ -218,7 +218,7 @@ def _which_pass(tap: Any, model: Any, passes: "Passes | None") -> str:
         return (
             "those that ran came before it"
             if passes is not None and passes.count
-            else "none ran, or the loss does not need it"
+            else "none ran"
         )
     if passed.has_it and passed.failed:
         return f"{passed.failed} ended it"

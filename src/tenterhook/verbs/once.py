@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge
 from tenterhook.addresses.graph import searchable
 from tenterhook.addresses.sites import Selector, Site
 from tenterhook.addresses.why import is_container
+from tenterhook.errors import NotSeenError
 from tenterhook.values.inputs import call_with
 from tenterhook.values.tree import describe
 from tenterhook.verbs.capture import capture
@@ -91,7 +92,11 @@ def _run(kept: OwnCall, model: Any, inputs: Any, loss: Loss) -> None:
     if not isinstance(result, Tensor) or result.numel() != 1:
         raise TypeError(f"capture.once: loss makes one number of the model's output, and this is {describe(result)}")
     sources = kept.sources()
-    if sources and result.requires_grad:
+    if sources and not result.requires_grad:
+        wanted = next(site for site in kept.sites if site.address.grad)
+        what = "the loss does not need it: it has no graph, as after detach() or under torch.no_grad()"
+        raise NotSeenError(f"{wanted} never came: {what}")
+    if sources:
         torch.autograd.grad(result, sources, torch.ones_like(result), allow_unused=True)
 
 
