@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from tenterhook import __version__
-from tenterhook.cli import run, sites, summary
+from tenterhook.cli import replay, run, sites, summary
 
-_COMMANDS = {"run": run, "summary": summary, "sites": sites}
+_COMMANDS = {"run": run, "summary": summary, "sites": sites, "replay": replay}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         command.add_arguments(sub)
     words = list(sys.argv[1:] if argv is None else argv)
-    words, program = sites.split(words) if words[:1] == ["sites"] else run.split(words)
+    words, program = (_COMMANDS[words[0]] if words[:1] in (["sites"], ["replay"]) else run).split(words)
     options = parser.parse_args(words)
     if options.command == "run":  # whatever its program raises is the program's
         return run.run(options, program)
     try:
-        return sites.run(options, program) if options.command == "sites" else summary.run(options)
+        if options.command == "summary":
+            return summary.run(options)
+        return (sites if options.command == "sites" else replay).run(options, program)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -36,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to a parser."""
     for name, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    saves = "save the first step that is not finite, for `tenterhook replay`"
+    parser.add_argument("--capsule", action="store_true", default=None, help=saves)
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="say nothing, just record")
 
 
@@ -58,12 +60,18 @@ def settled(given: argparse.Namespace) -> Settled:
         budget=_share(budget) if budget is not None else (0.03 if every is None else None),
         what=_listed(values["what"]) or KINDS,
         sites=_listed(values["sites"]),
+        capsule=_is_on(given, "capsule", table),
     )
     fail_on = values["fail-on"]
     if fail_on not in (None, "note", "warn", "error"):
         raise ValueError(f"--fail-on {fail_on}: it is note, warn or error")
-    quiet = str(_value(given, "quiet", table, "0")).lower() in ("1", "true", "yes")
-    return Settled(options, values["out"], _rules(_listed(values["rules"])), fail_on, quiet)
+    return Settled(
+        options, values["out"], _rules(_listed(values["rules"])), fail_on, quiet=_is_on(given, "quiet", table)
+    )
+
+
+def _is_on(given: argparse.Namespace, name: str, table: dict[str, Any]) -> bool:
+    return str(_value(given, name, table, "0")).lower() in ("1", "true", "yes")
 
 
 def _value(given: argparse.Namespace, name: str, table: dict[str, Any], default: Any) -> Any:
@@ -86,10 +94,10 @@ def _from_pyproject() -> dict[str, Any]:
                 table = tomllib.loads(file.read_text()).get("tool", {}).get("tenterhook", {})
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"{file} cannot be read: {error}") from error
-            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), "quiet"}
+            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), "quiet", "capsule"}
             if unknown := sorted(table.keys() - known):
                 what = f"[tool.tenterhook] in {file} has no option {', '.join(unknown)}"
-                raise ValueError(f"{what}; there are {', '.join(_OPTIONS)}, quiet")
+                raise ValueError(f"{what}; there are {', '.join(_OPTIONS)}, capsule, quiet")
             return table
     return {}
 

@@ -40,6 +40,7 @@ class Options:
     budget: float | None = None
     what: tuple[str, ...] = KINDS
     sites: tuple[str, ...] = ()
+    capsule: bool = False  # whether a step that is not finite is saved
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -72,7 +73,8 @@ class Recording:
         self.rank = int(os.environ.get("RANK", "0"))
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
-        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites)
+        capsule = self.folder / f"rank-{self.rank}" / "capsule.safetensors" if options.capsule else None
+        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites, capsule)
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
         self._telling = telling
         self._described = 0
@@ -138,7 +140,8 @@ class watch:
 
         watch(model, log=lambda step, name, stats: writer.add_scalar(name, stats.norm, step))
 
-    `rules` replaces the set of rules; `what` and `sites` say what to record.
+    `rules` replaces the set of rules; `what` and `sites` say what to record. With `capsule=True` the first step that is
+    not finite is saved, for `tenterhook replay`.
     """
 
     def __init__(
@@ -154,6 +157,7 @@ class watch:
         sites: str | Sequence[str] = (),
         what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
+        capsule: bool = False,
     ) -> None:
         check_model(model, "watch")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -165,7 +169,7 @@ class watch:
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
-        self._options = Options(every, dense, budget, what, sites)
+        self._options = Options(every, dense, budget, what, sites, capsule)
         self._telling = None if log is None else Telling(log)
         self._to = None if to is None else Path(to)  # else a new folder, when it begins
         self._folder = None if to is None else Path(to).absolute()  # the program may change its directory

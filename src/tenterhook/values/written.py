@@ -104,9 +104,8 @@ class Writing:
         is_there = not plain.is_meta and (type(plain) is Tensor or not plain.numel() or plain.data_ptr())
         if not is_plain or not is_there:
             what = f"a {type(tensor).__name__} of layout {str(tensor.layout).removeprefix('torch.')}"
-            raise self._error(
-                f"{self._at(())} cannot be saved: {what} is not in one piece of memory; make it dense first, with .to_dense()"
-            )
+            hint = "is not in one piece of memory; make it dense first, with .to_dense()"
+            raise self._error(f"{self._at(())} cannot be saved: {what} {hint}")
         plain = plain.as_subclass(Tensor).resolve_conj().resolve_neg().cpu()
         tag = "complex" if plain.is_complex() else "tensor"
         if plain.is_complex():
@@ -221,6 +220,7 @@ def _dtype(name: Any) -> torch.dtype:
 
 
 def count(x: Any) -> int:
+    """A number of things, from a file."""
     if type(x) is not int or x < 0:
         raise ValueError(f"{x!r} is no count")
     return x

@@ -50,7 +50,7 @@ class NonFinite(Checked):
         if self._found:
             return
         if step.told is not None:
-            self._found, self.has_looked = step.told.birth is not None, True
+            self._found, self.has_looked = step.told.birth is not None or step.told.elsewhere, True
             yield _born(step, step.told)
             return
         self._skips = self._skips + step.skipped if step.skipped else 0
@@ -128,14 +128,21 @@ def _born(step: Step, told: Told) -> Finding:
     """What running the step again has shown."""
     birth = told.birth
     name, number = NonFinite.name, step.number
+    rank = "" if told.rank is None else f"on rank {told.rank}: "
+    then = f"; {told.capsule}" if told.capsule else ""
+    if birth is None and told.elsewhere:
+        text = f"{rank}a gradient is not finite because of another rank; {told.note}"
+        return Finding(name, "note", number, text, None, _TRAINS_ON_NOTHING, "see what is found on the other ranks")
     if birth is None:
-        text = f"the loss or a gradient is not finite; where that began is not known: {told.note}"
-        return Finding(name, "error", number, text, None, _TRAINS_ON_NOTHING, "`find_nonfinite(model)` around it tells")
-    text = birth.sentence + (f": {birth.why}" if birth.why else "")
+        text = f"{rank}the loss or a gradient is not finite; where that began is not known: {told.note}"
+        then = f"`find_nonfinite(model)` around it tells{then}"
+        return Finding(name, "error", number, text, None, _TRAINS_ON_NOTHING, then)
+    text = rank + birth.sentence + (f": {birth.why}" if birth.why else "")
     source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
     shown = "; ".join(birth.inputs[:3])
     why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
-    return Finding(name, "error", number, text, None, why, birth.remedy)
+    note = f"; {told.note}" if told.note else ""
+    return Finding(name, "error", number, text, None, f"{why}{note}", f"{birth.remedy}{then}")
 
 
 def _finite_before(step: Step, what: str, place: Place) -> str:
