@@ -140,7 +140,9 @@ def _loss_of(statement: ast.stmt, line: int) -> ast.expr:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("backward"):
             by_another = node.func.attr != "backward" or _is_name(node.func.value, "accelerator", "fabric", "self")
             return node.args[0] if node.args and by_another else node.func.value
-    raise CannotRunAgain("no call of backward() is on its line")
+        if isinstance(node, ast.Call) and _is_name(node.func, "grad") and node.args:  # torch.autograd.grad(loss, …)
+            return node.args[0]
+    raise CannotRunAgain("no call of backward() or grad() is on its line")
 
 
 def _is_name(node: ast.expr, *names: str) -> bool:

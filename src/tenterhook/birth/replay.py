@@ -17,6 +17,7 @@ from tenterhook.birth.birth import Birth, birth_of
 from tenterhook.birth.find import tracing, worst_of
 from tenterhook.birth.trace import CannotRunAgain, Trace
 from tenterhook.platform.compiler import something_was_compiled
+from tenterhook.platform.engine import Asked, leaves_of
 from tenterhook.platform.frames import frames_from
 from tenterhook.values.tree import leaves
 
@@ -156,7 +157,7 @@ def replay(calls: list[RootCall], backward: Backward | None, names: Iterable[tup
 
 def _replayed(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Told:
     if not calls:
-        return Told(None, "no model was called in it")
+        return Told(None, "only parts of the model were called in it: watch these")
     note = "backward() was not called"
     if backward is not None:
         try:
@@ -206,10 +207,7 @@ def _whole(calls: list[RootCall], backward: Backward, models: list[tuple[str, nn
         stack.enter_context(_cast(autocast))
         stack.enter_context(tracing(trace, first.model, outputs))
         loss = compute()
-        wanted = [p for _, model in models for p in model.parameters() if p.requires_grad]
-        if loss.requires_grad and wanted:
-            given = torch.autograd.grad(loss, wanted, torch.ones_like(loss), allow_unused=True)
-            grads = [one for one in given if one is not None]
+        grads = _gradients([loss])
     made = worst_of(trace, [*grads, loss], [])
     return None if made is None else birth_of(made)
 
@@ -219,14 +217,20 @@ def forward_again(call: RootCall, models: list[tuple[str, nn.Module]]) -> Birth 
     call.random.put_back()
     trace, outputs, grads = Trace(models, alone=True), list[Any](), list[Tensor]()
     with torch.enable_grad(), tracing(trace, call.model, outputs):
-        result = [one for _, one in leaves(call()) if one.requires_grad]
-        given = [one for _, one in leaves((call.args, call.kwargs))]
-        wanted = [one for one in (*call.model.parameters(), *given) if one.requires_grad]
-        if result and wanted:
-            ones = [torch.ones_like(one) for one in result]
-            grads = [one for one in torch.autograd.grad(result, wanted, ones, allow_unused=True) if one is not None]
+        result = [one for _, one in leaves(call())]
+        grads = _gradients(result)
     made = worst_of(trace, grads, outputs)
     return None if made is None else birth_of(made)
+
+
+def _gradients(outputs: list[Tensor]) -> list[Tensor]:
+    """Of the sum of these, at all leaves that they come from; `.grad` stays as it is."""
+    outputs = [one for one in outputs if one.requires_grad]
+    wanted = list(leaves_of(Asked(outputs, (), accumulates=False)))
+    if not wanted:
+        return []
+    ones = [torch.ones_like(one) for one in outputs]
+    return [one for one in torch.autograd.grad(outputs, wanted, ones, allow_unused=True) if one is not None]
 
 
 @contextmanager

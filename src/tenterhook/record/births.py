@@ -18,6 +18,7 @@ from tenterhook.birth.capsule import save
 from tenterhook.birth.replay import Backward, RootCall, Told, replay
 from tenterhook.errors import TenterhookError
 from tenterhook.platform.frames import frame_here
+from tenterhook.platform.fsdp import local_part
 from tenterhook.record.around import callers
 from tenterhook.record.guard import Guard
 from tenterhook.record.models import Models
@@ -75,12 +76,16 @@ class Births:
     def _find(self) -> None:
         if self._told is not None:
             return  # the loss was bad: so are the gradients
+        is_later = self._tries < _TRIES
         self._tries -= 1
         names = [(f"{model.name}." if len(self._models.all) > 1 else "", module) for model, module in self._alive()]
         with self._guard.asleep():
             self._told = replay(self._calls, self._backward, names)
         if self._told.birth is not None or self._told.elsewhere:
             self._tries = 0
+        if is_later and _is_a_consequence(self._told):
+            self._told = None
+            return
         if self._capsule is not None and not self._told.elsewhere:
             self._told = replace(self._told, capsule=self._saved(self._capsule, self._told, names))
 
@@ -101,10 +106,17 @@ class Births:
                 yield model, module
 
 
+def _is_a_consequence(told: Told) -> bool:
+    """Whether it came of a bad step before this one, which has been told of: the optimizer wrote it into a weight."""
+    return told.birth is not None and told.birth.received and told.birth.operation.startswith("parameter")
+
+
 def _any_bad(gradients: list[Tensor]) -> bool:
     """Whether any of them is not finite: a norm is finite only where all values are."""
     by_device: dict[torch.device, list[Tensor]] = {}
-    for one in gradients:
+    for gradient in gradients:
+        one = local_part(gradient)  # of one that is sharded: to gather it would wait for other processes
+        one = gradient if one is None else one
         if one.layout is torch.strided:
             by_device.setdefault(one.device, []).append(one)
     for some in by_device.values():
