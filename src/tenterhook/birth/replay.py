@@ -157,7 +157,7 @@ def replay(calls: list[RootCall], backward: Backward | None, names: Iterable[tup
 
 def _replayed(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Told:
     if not calls:
-        return Told(None, "only parts of the model were called in it: watch these")
+        return Told(None, "no call of the model was seen in it: watch what the training calls")
     note = "backward() was not called"
     if backward is not None:
         try:

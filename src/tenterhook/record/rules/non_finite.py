@@ -42,6 +42,7 @@ class NonFinite(Checked):
 
     def __init__(self) -> None:
         self._found = False
+        self._unknown = False  # whether a bad step was told of, and where it began is not known
         self._skips = 0
         self._masks: set[int] | None = None  # places that had -Inf while all was well
 
@@ -49,17 +50,18 @@ class NonFinite(Checked):
         """The first place in the order of computation, once."""
         if self._found:
             return
-        if step.told is not None:
-            self._found, self.has_looked = step.told.birth is not None or step.told.elsewhere, True
-            yield _born(step, step.told)
-            return
         self._skips = self._skips + step.skipped if step.skipped else 0
-        self.has_looked |= step.sampled
+        self.has_looked |= step.sampled or step.told is not None
         found = None if not step.sampled or self._is_well(step) else self._first(step)
+        if step.told is not None:
+            found = _born(step, step.told, found)
+        if self._unknown and (step.told is None or step.told.birth is None):
+            return  # it comes of the bad step that has been told of
         if found is None and self._skips > _SKIPS:
             found = self._skipping(step)
         if found is not None:
-            self._found = True
+            self._unknown = step.told is not None and not (step.told.birth or step.told.elsewhere)
+            self._found = not self._unknown
             yield found
 
     def _is_well(self, step: Step) -> bool:
@@ -124,8 +126,9 @@ class NonFinite(Checked):
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
 
 
-def _born(step: Step, told: Told) -> Finding:
-    """What running the step again has shown."""
+def _born(step: Step, told: Told, first: Finding | None) -> Finding:
+    """What running the step again has shown; `first` is what was measured in it, if it was."""
+    place = first.place if first else None
     birth = told.birth
     name, number = NonFinite.name, step.number
     rank = "" if told.rank is None else f"on rank {told.rank}: "
@@ -135,14 +138,15 @@ def _born(step: Step, told: Told) -> Finding:
         return Finding(name, "note", number, text, None, _TRAINS_ON_NOTHING, "see what is found on the other ranks")
     if birth is None:
         text = f"{rank}the loss or a gradient is not finite; where that began is not known: {told.note}"
+        text += f"; where it first shows: {first.text}" if first else ""
         then = f"`find_nonfinite(model)` around it tells{then}"
-        return Finding(name, "error", number, text, None, _TRAINS_ON_NOTHING, then)
+        return Finding(name, "error", number, text, place, _TRAINS_ON_NOTHING, then)
     text = rank + birth.sentence + (f": {birth.why}" if birth.why else "")
     source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
     shown = "; ".join(birth.inputs[:3])
     why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
     note = f"; {told.note}" if told.note else ""
-    return Finding(name, "error", number, text, None, f"{why}{note}", f"{birth.remedy}{then}")
+    return Finding(name, "error", number, text, place, f"{why}{note}", f"{birth.remedy}{then}")
 
 
 def _finite_before(step: Step, what: str, place: Place) -> str:
