@@ -5,6 +5,8 @@ The body of a test runs on every rank. The ranks serve all tests, and new ones a
 
 import faulthandler
 import multiprocessing
+import shutil
+import tempfile
 import traceback
 import warnings
 from collections import OrderedDict
@@ -23,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tenterhook import EditError, capture, edit, sites
+from tenterhook import EditError, NonFiniteError, capture, edit, find_nonfinite, sites, watch
 from tenterhook.changes import at, clip_norm, scale, zero
 from tenterhook.hooks import scope
 from tenterhook.platform import compiler
@@ -315,3 +317,74 @@ def test_a_parameter_is_changed_on_every_rank_and_restored(kind):
     with edit(model, {"layer.weight": scale(2.0)}):
         assert torch.equal(model(batch(kind)), twin(batch(kind)))
     assert all(torch.equal(full(p), old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def with_a_bad_loss(model, kind, watched):
+    """A training; in its fourth step the last rank divides zero by zero. What was found, and the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    folder = tempfile.mkdtemp()
+    with watch(model, to=f"{folder}/run", every=100, dense=1) if watched else nullcontext() as run:
+        for number in range(6):
+            bad = number == 3 and dist.get_rank() == dist.get_world_size() - 1
+            x = batch(kind, number)
+            distance = (model(x) * float(not bad)).pow(2).sum(-1)
+            optimizer.zero_grad()
+            distance.sqrt().mean().backward()
+            optimizer.step()
+    found = run.open().findings().to_pylist() if watched else []
+    shutil.rmtree(folder)
+    return [row for row in found if row["rule"] == "non-finite values"], [full(p) for p in model.parameters()]
+
+
+@on_every_rank("ddp", "ddp, compiled")
+def test_the_birth_of_a_nan_on_one_rank(kind):
+    _, bare = with_a_bad_loss(build(kind), kind, watched=False)
+    found, watched = with_a_bad_loss(build(kind), kind, watched=True)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(bare, watched, strict=True))
+    rank, several = dist.get_rank(), dist.get_world_size() > 1
+    assert len(found) == 1 and found[0]["step"] == 3
+    assert found[0]["text"].startswith(f"on rank {rank}: ") == several
+    if rank == dist.get_world_size() - 1:
+        assert "the gradient of sqrt" in found[0]["text"] and found[0]["severity"] == "error"
+        assert ("eagerly" in found[0]["why"]) == ("compiled" in kind), found[0]["why"]
+    else:
+        assert "because of another rank" in found[0]["text"] and found[0]["severity"] == "note"
+
+
+class Sums(nn.Module):
+    """Waits for all ranks in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        value = self.layer(x)
+        dist.all_reduce(total := value.detach().mean(0))
+        return value - total / dist.get_world_size()
+
+
+@on_every_rank("fsdp", "fsdp, layers", "sums")
+def test_what_waits_for_other_ranks_is_not_run_again(kind):
+    model = Sums() if kind == "sums" else build(kind)
+    found, _ = with_a_bad_loss(model, kind, watched=True)
+    if kind == "sums":
+        (one,) = [row for row in found if row["step"] == 3] if dist.get_rank() == dist.get_world_size() - 1 else [None]
+        assert one is None or "waits for other processes" in one["text"], one
+    else:
+        assert found and found[0]["step"] == 3 and "all processes" in found[0]["text"], found
+    dist.all_reduce(torch.ones(1))  # all are here
+
+
+@on_every_rank("ddp")
+def test_find_nonfinite_with_the_ranks_together(kind):
+    model = build(kind)
+    bad = dist.get_rank() == dist.get_world_size() - 1
+    try:
+        with find_nonfinite(model):
+            (model(batch(kind)) * float(not bad)).pow(2).sum(-1).sqrt().mean().backward()
+    except NonFiniteError as error:
+        assert error.birth.operation == "sqrt" or not bad
+    else:
+        raise AssertionError("nothing was found")

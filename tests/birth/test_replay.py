@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tenterhook.birth.again import again
-from tenterhook.birth.replay import RootCall, replay
+from tenterhook.birth.replay import Backward, RootCall, replay
 from tenterhook.birth.trace import CannotRunAgain
 
 
@@ -33,7 +33,7 @@ class Watched:
             self.calls.append(RootCall.now(model, args, kwargs, sys._getframe(1)))
 
     def bad(self, line):
-        self.told = replay(self.calls, [(sys._getframe(1), line)], [("", self.model)])
+        self.told = replay(self.calls, [Backward.now(sys._getframe(1), line)], [("", self.model)])
         return self.told
 
 

@@ -141,13 +141,15 @@ def _loss_of(statement: ast.stmt, variables: Mapping[str, Any]) -> ast.expr:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("backward"):
             by_another = node.func.attr != "backward" or _is_name(node.func.value, "accelerator", "fabric", "self")
             return node.args[0] if node.args and by_another else node.func.value
+        if isinstance(node, ast.Call) and _is_name(node.func, "grad") and node.args:  # torch.autograd.grad(loss, …)
+            return node.args[0]
     for node in ast.walk(statement):
         for given in (*node.args, *(one.value for one in node.keywords)) if isinstance(node, ast.Call) else ():
             value = variables.get(given.id) if isinstance(given, ast.Name) else None
             is_made = isinstance(given, ast.Call | ast.BinOp | ast.UnaryOp)
             if is_made or (isinstance(value, Tensor) and value.requires_grad and value.numel() == 1):
                 return given
-    raise CannotRunAgain("no call of backward() is on its line")
+    raise CannotRunAgain("no call of backward() or grad() is on its line")
 
 
 def _is_name(node: ast.expr, *names: str) -> bool:

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from tenterhook.birth.birth import Birth, birth_of
 from tenterhook.birth.made import FINITE, Kinds, Made
 from tenterhook.birth.trace import Trace
 from tenterhook.errors import NonFiniteError
 from tenterhook.platform.compiler import allow_compiled, force_eager
+from tenterhook.values.tree import leaves
 
 
 @contextmanager
@@ -60,14 +60,14 @@ def tracing(trace: Trace, model: nn.Module, outputs: list[Any]) -> Iterator[None
 
     def name_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
         for i, one in enumerate(args):
-            for value in tree_flatten(one)[0]:
+            for _, value in leaves(one):
                 trace.name(value, f"input {i}")
         for name, one in kwargs.items():
-            for value in tree_flatten(one)[0]:
+            for _, value in leaves(one):
                 trace.name(value, f"input {name}")
 
     def note_output(module: nn.Module, args: Any, output: Any) -> None:
-        outputs[:] = tree_flatten(output)[0]
+        outputs[:] = [one for _, one in leaves(output)]
 
     handles = [
         model.register_forward_pre_hook(name_inputs, with_kwargs=True, prepend=True),

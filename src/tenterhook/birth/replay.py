@@ -4,20 +4,22 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_flatten
 
 from tenterhook.birth.again import again
+from tenterhook.birth.alone import alone, rank_of_several, waits_for_others, wrappers_of
 from tenterhook.birth.birth import Birth, birth_of
 from tenterhook.birth.find import tracing, worst_of
 from tenterhook.birth.trace import CannotRunAgain, Trace
+from tenterhook.platform.compiler import something_was_compiled
+from tenterhook.platform.engine import Asked, leaves_of
 from tenterhook.platform.frames import frames_from
+from tenterhook.values.tree import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ class RandomState:
     def put_back(self) -> None:
         """Make it so again."""
         random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy.random"].set_state(self.numpy)
+        if self.numpy is not None and (numpy := sys.modules.get("numpy.random")):
+            numpy.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
+        for i, state in enumerate(self.cuda[: torch.cuda.device_count()]):  # on another machine there may be fewer
+            torch.cuda.set_rng_state(state, i)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +56,29 @@ class RootCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: tuple[int, ...]  # of the tensors that it was given
-    cpu: Tensor  # the state of torch's generator
-    cuda: tuple[Tensor, ...]
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    random: RandomState
+    autocast: "Autocast"
     callers: tuple[tuple[int, int], ...]  # the frames around it, by id, and their lines
 
     @classmethod
     def now(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> "RootCall":
         """A call that is about to run."""
-        devices = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
         return cls(
             model,
             args,
             kwargs,
             _versions(args, kwargs),
-            torch.get_rng_state(),
-            tuple(torch.cuda.get_rng_state_all()) if len(devices) > 1 else (),
-            tuple((one, torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in devices),
+            RandomState.now(),
+            _autocast_now(),
             tuple((id(one), one.f_lineno) for one, _ in zip(frames_from(frame), range(_MOST_FRAMES), strict=False)),
         )
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], random: RandomState, autocast: "Autocast"
+    ) -> "RootCall":
+        """One that nothing called."""
+        return cls(model, args, kwargs, _versions(args, kwargs), random, autocast, ())
 
     def line_in(self, frame: FrameType) -> int | None:
         """Which line of a function led to the call."""
@@ -81,9 +87,7 @@ class RootCall:
     def __call__(self) -> Any:
         """Once more."""
         self.check()
-        with ExitStack() as stack:
-            for device, on, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype, enabled=on, cache_enabled=False))
+        with _cast(self.autocast):
             return self.model(*self.args, **self.kwargs)
 
     def check(self) -> None:
@@ -91,20 +95,40 @@ class RootCall:
         if _versions(self.args, self.kwargs) != self.versions:
             raise CannotRunAgain("its inputs have been written into since")
 
-    def random(self) -> None:
-        """Have the same random numbers drawn as then."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
-
 
 _MOST_FRAMES = 24
+Autocast = tuple[tuple[str, bool, torch.dtype], ...]
+
+
+class Backward(NamedTuple):
+    """A call of backward(): in which function, on which line."""
+
+    frame: FrameType
+    line: int
+    autocast: Autocast
+
+    @classmethod
+    def now(cls, frame: FrameType, line: int | None = None) -> "Backward":
+        """One that is about to run."""
+        return cls(frame, line or frame.f_lineno, _autocast_now())
+
+
+def _autocast_now() -> Autocast:
+    devices = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+    return tuple((one, torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in devices)
+
+
+@contextmanager
+def _cast(autocast: Autocast) -> Iterator[None]:
+    """Autocast as it was."""
+    with ExitStack() as stack:
+        for device, on, dtype in autocast:
+            stack.enter_context(torch.autocast(device, dtype, enabled=on, cache_enabled=False))
+        yield
 
 
 def _versions(args: Any, kwargs: Any) -> tuple[int, ...]:
-    return tuple(
-        one._version for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor) and not one.is_inference()
-    )
+    return tuple(one._version for _, one in leaves((args, kwargs)) if not one.is_inference())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,39 +137,63 @@ class Told:
 
     birth: Birth | None
     note: str = ""  # why there is none, or what it does not cover
+    elsewhere: bool = False  # all is well here: another process has made it
+    rank: int | None = None  # of this process, where there are several
+    capsule: str = ""  # where the step is saved, or why it is not
 
 
-def replay(
-    calls: list[RootCall], backward: list[tuple[FrameType, int]], names: Iterable[tuple[str, nn.Module]]
-) -> Told:
+def replay(calls: list[RootCall], backward: list[Backward], names: Iterable[tuple[str, nn.Module]]) -> Told:
     """Run the calls of a bad step again; `backward`: the functions, with their lines, that led to backward()."""
-    note = "no model was called in it"
     models, calls = list(names), list(calls)
-    with as_it_was(models), _alone([*models, *(("", call.model) for call in calls)]):
-        if backward and calls:
-            try:
-                return _whole(calls, backward, models)
-            except Exception as error:
-                note = f"what follows the model could not be run again: {_said(error)}"
-        for call in calls:
-            try:
-                found = _forward(call, models)
-            except Exception as error:
-                note = f"the model could not be run again: {_said(error)}"
-            else:
-                if found is not None:
-                    return Told(found, note)
+    modules = [model for _, model in models] + [call.model for call in calls]
+    told = Told(None, waits_for_others(modules))
+    if not told.note:
+        with as_it_was(modules), alone(modules):
+            told = _replayed(calls, backward, models)
+    if something_was_compiled() and told.birth is not None:
+        told = replace(told, note="; ".join(filter(None, (told.note, "what was compiled ran eagerly to show this"))))
+    return replace(told, rank=rank_of_several())
+
+
+def _replayed(calls: list[RootCall], backward: list[Backward], models: list[tuple[str, nn.Module]]) -> Told:
+    if not calls:
+        return Told(None, "no call of the model was seen in it: watch what the training calls")
+    note = "backward() was not called"
+    if backward:
+        try:
+            found = _whole(calls, backward, models)
+            if found is not None:
+                return Told(found)
+            note = _finite()
+        except Exception as error:
+            note = f"what follows the model could not be run again: {_said(error)}"
+    for call in calls:  # such as those of micro-batches before the last one
+        try:
+            found = forward_again(call, models)
+        except Exception as error:
+            note = f"the model could not be run again: {_said(error)}"
+        else:
+            if found is not None:
+                return Told(found, "" if note == _finite() else note)
+    several = rank_of_several() is not None and any(wrappers_of(model) for _, model in models)
+    if several and note == _finite():
+        return Told(None, "it is finite on this rank, and gradients are averaged over all of them", elsewhere=True)
     return Told(None, note)
+
+
+def _finite() -> str:
+    what = " eagerly, without what torch.compile has made of it" if something_was_compiled() else ""
+    return f"it was finite when it was run again{what}"
 
 
 def _said(error: Exception) -> str:
     return str(error) if isinstance(error, CannotRunAgain) else f"{type(error).__name__}: {error}"
 
 
-def _whole(calls: list[RootCall], backward: list[tuple[FrameType, int]], models: list[tuple[str, nn.Module]]) -> Told:
+def _whole(calls: list[RootCall], backward: list[Backward], models: list[tuple[str, nn.Module]]) -> Birth | None:
     """From the first call of a model to the gradients, in the innermost function that led to both."""
-    for frame, line in backward:
-        lines = [(call, at) for call in calls if (at := call.line_in(frame)) is not None and at <= line]
+    for one in backward:
+        lines = [(call, at) for call in calls if (at := call.line_in(one.frame)) is not None and at <= one.line]
         if lines:
             break
     else:
@@ -153,54 +201,44 @@ def _whole(calls: list[RootCall], backward: list[tuple[FrameType, int]], models:
     first, at = min(lines, key=lambda one: one[1])
     for call, _ in lines:
         call.check()
-    compute = again(frame, at, line)
-    first.random()
-    trace, outputs, grads = Trace(models), list[Any](), list[Tensor]()
+    compute = again(one.frame, at, one.line)
+    first.random.put_back()
+    trace, outputs, grads = Trace(models, alone=True), list[Any](), list[Tensor]()
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(_cast(one.autocast))
         stack.enter_context(tracing(trace, first.model, outputs))
         loss = compute()
-        leaves = [p for _, model in models for p in model.parameters() if p.requires_grad]
-        if loss.requires_grad and leaves:
-            given = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True)
-            grads = [one for one in given if one is not None]
+        grads = _gradients([loss])
     made = worst_of(trace, [*grads, loss], [])
-    if made is None:
-        return Told(None, "it was finite when it was run again")
-    return Told(birth_of(made))
+    return None if made is None else birth_of(made)
 
 
-def _forward(call: RootCall, models: list[tuple[str, nn.Module]]) -> Birth | None:
+def forward_again(call: RootCall, models: list[tuple[str, nn.Module]]) -> Birth | None:
     """A call of a model alone, and the gradients of the sum of what it gives."""
-    call.random()
-    trace, outputs, grads = Trace(models), list[Any](), list[Tensor]()
+    call.random.put_back()
+    trace, outputs, grads = Trace(models, alone=True), list[Any](), list[Tensor]()
     with torch.enable_grad(), tracing(trace, call.model, outputs):
-        result = [one for one in tree_flatten(call())[0] if isinstance(one, Tensor) and one.requires_grad]
-        leaves = [p for p in call.model.parameters() if p.requires_grad]
-        if result and leaves:
-            ones = [torch.ones_like(one) for one in result]
-            grads = [one for one in torch.autograd.grad(result, leaves, ones, allow_unused=True) if one is not None]
+        result = [one for _, one in leaves(call())]
+        grads = _gradients(result)
     made = worst_of(trace, grads, outputs)
     return None if made is None else birth_of(made)
 
 
-@contextmanager
-def _alone(models: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
-    """What is inside DistributedDataParallel runs without waiting for other processes."""
-    wrappers = {one for _, model in models for one in model.modules() if isinstance(one, DistributedDataParallel)}
-    for one in wrappers:
-        one.__dict__["forward"] = one.module.__call__
-    try:
-        yield
-    finally:
-        for one in wrappers:
-            one.__dict__.pop("forward", None)
+def _gradients(outputs: list[Tensor]) -> list[Tensor]:
+    """Of the sum of these, at all leaves that they come from; `.grad` stays as it is."""
+    outputs = [one for one in outputs if one.requires_grad]
+    wanted = list(leaves_of(Asked(outputs, (), accumulates=False)))
+    if not wanted:
+        return []
+    ones = [torch.ones_like(one) for one in outputs]
+    return [one for one in torch.autograd.grad(outputs, wanted, ones, allow_unused=True) if one is not None]
 
 
 @contextmanager
-def as_it_was(models: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+def as_it_was(models: Iterable[nn.Module]) -> Iterator[None]:
     """Afterwards buffers and generators are as they were."""
-    buffers = [one for _, model in models for one in model.buffers()]
+    buffers = [one for model in models for one in model.buffers()]
     values, state = [one.detach().clone() for one in buffers], RandomState.now()
     try:
         yield

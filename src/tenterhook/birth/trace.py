@@ -53,13 +53,18 @@ class Call:
 
 
 class Trace(TorchDispatchMode):
-    """Sees every operation while it is open; `bad` says what of a value is wrong."""
+    """Sees every operation while it is open; `bad` says what of a value is wrong.
 
-    def __init__(self, models: Iterable[tuple[str, nn.Module]] = (), bad: Bad = kinds_of) -> None:
+    `alone`: other processes do not run this too, so that nothing in it may wait for them.
+    """
+
+    def __init__(
+        self, models: Iterable[tuple[str, nn.Module]] = (), bad: Bad = kinds_of, *, alone: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.first: Made | None = None  # what made a bad value, whatever became of it
         self.last: Made | None = None  # what the last operation of a forward made, where that is bad
-        self._bad = bad
+        self._bad, self._alone = bad, alone
         self._of: dict[int, tuple[StorageWeakRef, Made | None]] = {}  # by memory; None where it is known to be well
         self._names: dict[int, str] = {}  # of what is given: by memory
         self._nodes: dict[int, tuple[int, Line | None]] = {}  # by number: in which thread it was made, on which line
@@ -67,7 +72,8 @@ class Trace(TorchDispatchMode):
         self._count = 0
         modules: dict[int, str] = {}
         for prefix, model in models:
-            modules |= {id(module): f"{prefix}{name}" for name, module in reversed([*walk(model)])}
+            whole = prefix.removesuffix(".") or "."
+            modules |= {id(m): whole if name == "." else f"{prefix}{name}" for name, m in reversed([*walk(model)])}
             for kind in ("parameter", "buffer"):
                 for name, (_, tensor) in tensors_of(model, kind):
                     self.name(tensor, f"{kind} {prefix}{name}")
@@ -88,7 +94,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in _COLLECTIVES:
+        if self._alone and func.namespace in _COLLECTIVES:
             raise CannotRunAgain(f"{func._schema.name} waits for other processes")
         flat, _ = tree_flatten((args, kwargs))
         inputs = [one for one in flat if is_checked(one)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenterhook import __version__
-from tenterhook.cli import compare, report, run, runs, sites, summary, view
+from tenterhook.cli import compare, replay, report, run, runs, sites, summary, view
 
 _COMMANDS: dict[str, Any] = {
     "run": run,
@@ -18,6 +18,7 @@ _COMMANDS: dict[str, Any] = {
     "runs": runs,
     "view": view,
     "report": report,
+    "replay": replay,
     "sites": sites,
     "compare": compare,
 }

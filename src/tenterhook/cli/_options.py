@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # name: (default, metavar, help)
+_SWITCHES = ("capsule", "quiet", "view")
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "every": (None, "N", "sample every N-th step (10, within the budget)"),
     "dense": ("20", "N", "sample every one of the first N steps (20)"),
@@ -38,6 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to a parser."""
     for name, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
+    saves = "save the first step that is not finite, for `tenterhook replay`"
+    parser.add_argument("--capsule", action="store_true", default=None, help=saves)
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="say nothing, just record")
     parser.add_argument(
         "--view", action="store_true", default=None, help="look at it meanwhile: tenterhook view beside it"
@@ -64,12 +67,17 @@ def settled(given: argparse.Namespace) -> Settled:
         what=_listed(values["what"]) or KINDS,
         sites=_listed(values["sites"]),
         snapshots=_whole("snapshots", values["snapshots"]),
+        capsule=_is_on(given, "capsule", table),
     )
     fail_on = values["fail-on"]
     if fail_on not in (None, "note", "warn", "error"):
         raise ValueError(f"--fail-on {fail_on}: it is note, warn or error")
-    quiet, view = (str(_value(given, name, table, "0")).lower() in ("1", "true", "yes") for name in ("quiet", "view"))
+    quiet, view = (_is_on(given, name, table) for name in ("quiet", "view"))
     return Settled(options, values["out"], _rules(_listed(values["rules"])), fail_on, quiet, view)
+
+
+def _is_on(given: argparse.Namespace, name: str, table: dict[str, Any]) -> bool:
+    return str(_value(given, name, table, "0")).lower() in ("1", "true", "yes")
 
 
 def _value(given: argparse.Namespace, name: str, table: dict[str, Any], default: Any) -> Any:
@@ -92,10 +100,10 @@ def _from_pyproject() -> dict[str, Any]:
                 table = tomllib.loads(file.read_text()).get("tool", {}).get("tenterhook", {})
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"{file} cannot be read: {error}") from error
-            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), "quiet", "view"}
+            known = {*_OPTIONS, *(name.replace("-", "_") for name in _OPTIONS), *_SWITCHES}
             if unknown := sorted(table.keys() - known):
                 what = f"[tool.tenterhook] in {file} has no option {', '.join(unknown)}"
-                raise ValueError(f"{what}; there are {', '.join(_OPTIONS)}, quiet, view")
+                raise ValueError(f"{what}; there are {', '.join((*_OPTIONS, *_SWITCHES))}")
             return table
     return {}
 

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from tenterhook.verbs.sites import sites  # torch takes a second: only once the arguments are known to be right
 
     try:
-        with _argv([options.model.rpartition(":")[0], *options.program]):
+        with argv([options.model.rpartition(":")[0], *options.program]):
             model = load(options.model)
             inputs = load(options.inputs) if options.inputs else ()
         print(_listed(sites, model, inputs if isinstance(inputs, tuple) else (inputs,), options.match), flush=True)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
+def argv(words: list[str]) -> Iterator[None]:
     """What the script sees as its command line."""
     before, sys.argv = sys.argv, words
     try:

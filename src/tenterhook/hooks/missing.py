@@ -215,11 +215,7 @@ def why_not_reached(tap: Any, model: Any, passes: "Passes | None") -> str:
 def _which_pass(tap: Any, model: Any, passes: "Passes | None") -> str:
     passed: Passed | None = tap.passed
     if passed is None:
-        return (
-            "those that ran came before it"
-            if passes is not None and passes.count
-            else "none ran"
-        )
+        return "those that ran came before it" if passes is not None and passes.count else "none ran"
     if passed.has_it and passed.failed:
         return f"{passed.failed} ended it"
     if passed.has_it and passed.asked_others:

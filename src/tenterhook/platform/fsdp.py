@@ -27,7 +27,16 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], Tensor]:
     return found
 
 
-def local_part(tensor: Tensor) -> Tensor | None:
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a module shares its parameters out to processes: FSDP, in either version, or DTensors."""
+    if hasattr(module, "_get_fsdp_state"):
+        return True
+    if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
+        return True
+    return any(local_part(one) is not None for one in module._parameters.values())
+
+
+def local_part(tensor: Tensor | None) -> Tensor | None:
     """Of a DTensor: what this rank holds. None for other tensors."""
     return getattr(tensor, "_local_tensor", None)
 

@@ -5,6 +5,7 @@ Relies on: `torch._C._functorch`: `is_functorch_wrapped_tensor`, `get_unwrapped`
 no transform runs, and `get_interpreter_stack`, whose entries have a `key()`: `TransformType.Grad` in grad and vjp.
 """
 
+import torch
 from torch import Tensor
 from torch._C._functorch import (
     TransformType,
@@ -51,3 +52,9 @@ def values_of(tensor: Tensor) -> Tensor:
         tensor = get_unwrapped(tensor)
         tensor = tensor.movedim(dim, 0) if dim else tensor
     return tensor
+
+
+def usable(tensor: Tensor) -> Tensor:
+    """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
+    tensor = values_of(tensor)
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor

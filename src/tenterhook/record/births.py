@@ -7,46 +7,60 @@ parameters are still those of the step, so that it can be run again, slowly, and
 import itertools
 import math
 from collections.abc import Iterator
-from types import FrameType
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tenterhook.birth.replay import RootCall, Told, replay
+from tenterhook.birth.capsule import save
+from tenterhook.birth.replay import Backward, RootCall, Told, replay
+from tenterhook.errors import TenterhookError
 from tenterhook.platform.frames import frame_here
+from tenterhook.platform.fsdp import local_part
 from tenterhook.record.around import callers
 from tenterhook.record.guard import Guard
 from tenterhook.record.models import Models
 from tenterhook.record.optimizers import parameters_of
+from tenterhook.record.surroundings import versions
 
 _TRIES = 3  # bad steps that are run again, where the first could not be
 _LOOKED_AT = {"cpu"}  # to look at what a GPU computes would be to wait for it in every step
 _MOST_CALLERS = 6  # functions that lead to backward()
 _MOST_CALLS = 64  # of models, that one step remembers
+_MOST_FORWARDS = 16  # those of them that no backward pass has followed yet
 
 
 class Births:
     """Looks at every loss and all gradients, until the first birth has been found."""
 
-    def __init__(self, guard: Guard, models: Models) -> None:
-        self._guard, self._models = guard, models
+    def __init__(self, guard: Guard, models: Models, capsule: Path | None) -> None:
+        self._guard, self._models, self._capsule = guard, models, capsule
         self._calls: list[RootCall] = []
-        self._backward: list[tuple[FrameType, int]] = []
+        self._before = 0  # how many of them are from before the last backward pass
+        self._backward: list[Backward] = []
         self._told: Told | None = None
         self._tries = _TRIES
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called with these."""
-        if self._tries and len(self._calls) < _MOST_CALLS and torch.is_grad_enabled():
-            self._calls.append(RootCall.now(module, args, kwargs, frame_here(2)))
+        if not self._tries or not torch.is_grad_enabled():
+            return
+        self._calls.append(RootCall.now(module, args, kwargs, frame_here(2)))
+        if len(self._calls) - self._before > _MOST_FORWARDS:  # an evaluation that forgot no_grad, most likely
+            del self._calls[self._before]
+        elif len(self._calls) > _MOST_CALLS:
+            del self._calls[0]
+            self._before -= 1
 
     def pass_begins(self, loss: Tensor | None, scaled: bool) -> None:
         """A backward pass begins on this loss."""
         if not self._tries:
             return
-        self._backward = [(one, one.f_lineno) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
+        self._before = len(self._calls)
+        self._backward = [Backward.now(one) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
         if loss is None or loss.device.type not in _LOOKED_AT:
             return
         if not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
@@ -60,18 +74,34 @@ class Births:
     def step_ended(self) -> Told | None:
         """What a replay has shown in the step that ends; the next one begins."""
         told, self._told = self._told, None
-        self._calls, self._backward = [], []
+        self._calls, self._before, self._backward = [], 0, []
         return told
 
     def _find(self) -> None:
         if self._told is not None:
             return  # the loss was bad: so are the gradients
+        is_later = self._tries < _TRIES
         self._tries -= 1
         names = [(f"{model.name}:" if len(self._models.all) > 1 else "", module) for model, module in self._alive()]
         with self._guard.asleep():
             self._told = replay(self._calls, self._backward, names)
-        if self._told.birth is not None:
+        if self._told.birth is not None or self._told.elsewhere:
             self._tries = 0
+        if is_later and _is_a_consequence(self._told):
+            self._told = None
+            return
+        if self._capsule is not None and not self._told.elsewhere:
+            self._told = replace(self._told, capsule=self._saved(self._capsule, self._told, names))
+
+    def _saved(self, file: Path, told: Told, names: list[tuple[str, nn.Module]]) -> str:
+        """Write the step; a sentence about that."""
+        models = [(name.removesuffix(".") or "model", model) for name, model in names]
+        try:
+            save(file, self._calls, models, str(told.birth or told.note), versions())
+        except (TenterhookError, OSError, ImportError) as error:
+            return f"the step could not be saved: {error}"
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        return f"`tenterhook replay {shown} script.py:factory` runs it again"
 
     def _alive(self) -> Iterator[tuple[Any, nn.Module]]:
         for model in self._models.all:
@@ -80,10 +110,17 @@ class Births:
                 yield model, module
 
 
+def _is_a_consequence(told: Told) -> bool:
+    """Whether it came of a bad step before this one, which has been told of: the optimizer wrote it into a weight."""
+    return told.birth is not None and told.birth.received and told.birth.operation.startswith("parameter")
+
+
 def _any_bad(gradients: list[Tensor]) -> bool:
     """Whether any of them is not finite: a norm is finite only where all values are."""
     by_device: dict[torch.device, list[Tensor]] = {}
-    for one in gradients:
+    for gradient in gradients:
+        one = local_part(gradient)  # of one that is sharded: to gather it would wait for other processes
+        one = gradient if one is None else one
         if one.layout is torch.strided and one.device.type in _LOOKED_AT:
             by_device.setdefault(one.device, []).append(one)
     for some in by_device.values():

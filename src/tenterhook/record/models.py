@@ -61,8 +61,9 @@ class Models:
         that was only made for this call: its layers are called next. One that is kept belongs to the model it is of.
         """
         whole = largest(frame, lambda one: count_if_held(one, [module]))
-        if _is_no_model(whole or module):
-            self._none |= self._remember(whole or module)  # not to look for it again
+        found_or_itself = module if whole is None else whole  # what is compiled has a length, or raises
+        if _is_no_model(found_or_itself):
+            self._none |= self._remember(found_or_itself)  # not to look for it again
             return None
         if whole is None and self._is_passing(module, frame):
             for part in module.modules():

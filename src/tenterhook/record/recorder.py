@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ class Recorder:
         what: Iterable[str] = KINDS,
         selectors: tuple[str, ...] = (),
         snapshots: Snapshots | None = None,
+        capsule: Path | None = None,
     ) -> None:
         self.models = Models(selectors)
         self.schedule = schedule
@@ -72,7 +74,7 @@ class Recorder:
         self.by_hand = ByHand(self.models, self.places, self._measuring.what)
         self._outbox = Outbox(take, self.places)
         self._guard = guard = Guard(self._failed)
-        self._births = Births(guard, self.models)
+        self._births = Births(guard, self.models, capsule)
         stepping = self._assembler.optimizers_that_step
         self._steps = Steps(guard, self._optimizers, stepping, self)
         self._scalers = Scalers(guard, self._measuring, self._steps.left_out)

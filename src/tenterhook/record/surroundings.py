@@ -13,9 +13,13 @@ import torch
 from tenterhook import __version__
 
 
+def versions() -> dict[str, str]:
+    """Of what a training runs on."""
+    return {"tenterhook": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
 def surroundings(command: list[str]) -> dict[str, Any]:
     """What run.json says about where and how: versions, command, git state, time."""
-    versions = {"tenterhook": __version__, "torch": torch.__version__, "python": platform.python_version()}
     devices = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []
     )
@@ -23,7 +27,7 @@ def surroundings(command: list[str]) -> dict[str, Any]:
         "command": command,
         "folder": str(Path.cwd()),
         "started": time.time(),
-        "versions": versions,
+        "versions": versions(),
         "host": socket.gethostname(),
         "machine": platform.machine(),
         "devices": devices,

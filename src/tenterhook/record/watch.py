@@ -42,6 +42,7 @@ class Options:
     what: tuple[str, ...] = KINDS
     sites: tuple[str, ...] = ()
     snapshots: int = 0  # how many pictures to keep of a layer
+    capsule: bool = False  # whether a step that is not finite is saved
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -77,7 +78,10 @@ class Recording:
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
         self.snapshots = self._snapshots(options.snapshots)
-        self.recorder = Recorder(self._take, self._complain, schedule, options.what, options.sites, self.snapshots)
+        capsule = self.folder / f"rank-{self.rank}" / "capsule.safetensors" if options.capsule else None
+        self.recorder = Recorder(
+            self._take, self._complain, schedule, options.what, options.sites, self.snapshots, capsule
+        )
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
         self._telling = telling
         self._described = 0
@@ -150,7 +154,8 @@ class watch:
 
         watch(model, log=lambda step, name, stats: writer.add_scalar(name, stats.norm, step))
 
-    `rules` replaces the set of rules; `what` and `sites` say what to record.
+    `rules` replaces the set of rules; `what` and `sites` say what to record. With `capsule=True` the first step that is
+    not finite is saved, for `tenterhook replay`.
     """
 
     def __init__(
@@ -167,6 +172,7 @@ class watch:
         what: str | Sequence[str] = KINDS,
         rules: Iterable[Rule] | None = None,
         snapshots: int = 0,
+        capsule: bool = False,
     ) -> None:
         check_model(model, "watch")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -178,7 +184,7 @@ class watch:
         self._optimizer = optimizer
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
-        self._options = Options(every, dense, budget, what, sites, snapshots)
+        self._options = Options(every, dense, budget, what, sites, snapshots, capsule)
         self._telling = None if log is None else Telling(log)
         self._to = None if to is None else Path(to)  # else a new folder, when it begins
         self._folder = None if to is None else Path(to).absolute()  # the program may change its directory

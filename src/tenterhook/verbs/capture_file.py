@@ -5,42 +5,33 @@ code. So tuples, lists, dicts and plain values come back as they were; a namedtu
 its fields; other kinds of lists, tuples and dicts as plain ones. The report of what was loaded says so.
 """
 
-import math
-from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterable
-from keyword import iskeyword
-from numbers import Number
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from tenterhook.addresses.grammar import Address, parse
 from tenterhook.addresses.graph import variable
 from tenterhook.addresses.sites import Site
 from tenterhook.errors import CaptureError
-from tenterhook.values.containers import kind_of
-from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Omitted
+from tenterhook.values.tensor_file import TensorFile
+from tenterhook.values.written import Reading, Writing, count, text
 from tenterhook.verbs.captured import Captured
-from tenterhook.verbs.keep import Entry, usable
+from tenterhook.verbs.keep import Entry
 from tenterhook.verbs.past import Past, Variables
-from tenterhook.verbs.tensor_file import TensorFile
 
 FILE = TensorFile("tenterhook.capture", "captured values", CaptureError, "`seen.save(...)`")
 _VERSION = 1
-_DEEPEST = 30
+_HINT = "; capture a part of it, or use reduce="
 _KINDS = {"module", "parameter", "buffer", "inner", "node"}
 
 
 def save(file: str | Path, past: Past) -> None:
     """Write what was captured."""
-    writing, sites = _Writing(), []
+    writing, sites = Writing(CaptureError, _HINT), []
     for tap in past.taps:
         entries = []
         for entry in tap.kept:
-            writing.begin(tap.site.address._replace(call=entry.call if tap.calls > 1 else None))
+            writing.begin(_namer(tap.site.address._replace(call=entry.call if tap.calls > 1 else None)))
             entries.append([entry.call, writing.of(entry.value)])
         site = {
             "address": str(tap.site),
@@ -68,7 +59,7 @@ def load_capture(file: str | Path) -> Captured:
     try:
         if content["version"] != _VERSION:
             raise CaptureError(f"{file} is of version {content['version']}, this tenterhook reads {_VERSION}")
-        past = _past(content, _Reading(tensors))
+        past = _past(content, Reading(tensors))
     except CaptureError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
@@ -76,228 +67,30 @@ def load_capture(file: str | Path) -> Captured:
     return Captured(past, past.log)
 
 
-def _past(content: dict[str, Any], reading: "_Reading") -> Past:
+def _past(content: dict[str, Any], reading: Reading) -> Past:
     """What is in a file, each thing checked for what it must be."""
     function = Variables() if content["function"] is True else None
-    past = Past([], [_text(note) for note in content["notes"]], lambda: function)
+    past = Past([], [text(note) for note in content["notes"]], lambda: function)
     for site in content["sites"]:
-        kept = [Entry(_count(call), reading.of(value), ()) for call, value in site["entries"]]
-        calls, fired, asked = (
-            _count(site["calls"]),
-            _count(site["fired"]),
-            [_count(call) for call in site.get("asked", ())],
-        )
-        past.add(_site(site, function), calls, fired, kept, asked, _text(site["why"]))
+        kept = [Entry(count(call), reading.of(value), ()) for call, value in site["entries"]]
+        calls, fired = count(site["calls"]), count(site["fired"])
+        asked = [count(call) for call in site.get("asked", ())]
+        past.add(_site(site, function), calls, fired, kept, asked, text(site["why"]))
     return past
 
 
 def _site(described: dict[str, Any], function: Variables | None) -> Site:
-    text, kind = _text(described["address"]), described["kind"]
+    address, kind = text(described["address"]), described["kind"]
     if kind not in _KINDS:
         raise ValueError(f"there is no site of the kind {kind!r}")
     if function is not None:
-        return variable(text, function)
-    return Site(parse(text), _Nobody(), kind, "*" in text)
+        return variable(address, function)
+    return Site(parse(address), _Nobody(), kind, "*" in address)
+
+
+def _namer(address: Address) -> Callable[[tuple[Any, ...]], str]:
+    return lambda path: str(address._replace(leaf=(*address.leaf, *path)))
 
 
 class _Nobody:
     """Whose site it was: nothing that is still there."""
-
-
-class _Writing:
-    """Values as JSON, their tensors put aside under names that say where they came from."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._names: dict[int, tuple[Any, Tensor]] = {}  # by id, what stands for a tensor; and it, to keep the id
-        self._lost: list[str] = []  # which classes became what
-        self._at = Address(".")
-
-    def begin(self, address: Address) -> None:
-        """The next value, and where it came from."""
-        self._at = address
-
-    def notes(self) -> list[str]:
-        """What does not come back as it was."""
-        return [f"{what}: a file holds no classes" for what in dict.fromkeys(self._lost)]
-
-    def of(self, x: Any, path: tuple[Any, ...] = ()) -> Any:
-        """A value as JSON."""
-        if len(path) > _DEEPEST:
-            raise CaptureError(f"{self._at} cannot be saved: it is nested too deep, or in itself")
-        if isinstance(x, Tensor):
-            return self._tensor(x, path)
-        if isinstance(x, Omitted):
-            return {"omitted": x.kind}
-        if isinstance(x, Inputs):
-            args = [self.of(arg, (*path, i)) for i, arg in enumerate(x.args)]
-            kwargs = [[name, self.of(arg, (*path, name))] for name, arg in x.kwargs.items()]
-            return {"inputs": [args, kwargs, list(x.names)]}
-        if (plain := _plain(x)) is not None:
-            return plain[0]
-        if (kind := kind_of(x)) is None:
-            what = f"it holds a {type(x).__name__}, and a file has tensors, numbers and text"
-            raise CaptureError(f"{self._at} cannot be saved: {what}; capture a part of it, or use reduce=")
-        return self._container(x, kind, path)
-
-    def _container(self, x: Any, kind: Any, path: tuple[Any, ...]) -> Any:
-        parts = [(key, self.of(part, (*path, key))) for key, part in kind.parts(x)]
-        cls = type(x)
-        names = [str(key) for key, _ in parts]
-        is_named = kind.is_object or hasattr(x, "_fields")
-        if kind.has_keys or (is_named and not all(map(_is_field, [cls.__name__, *names]))):
-            keyed = [[self._key(key), part] for key, part in parts]
-            if cls not in (dict, OrderedDict):
-                self._lose(cls, "dict")
-            return {"ordered" if cls is OrderedDict else "dict": keyed}
-        if is_named:
-            self._lose(cls, "namedtuple")
-            return {"named": [cls.__name__, [[name, part] for name, (_, part) in zip(names, parts, strict=True)]]}
-        is_tuple = isinstance(x, tuple)
-        if cls not in (tuple, list):
-            self._lose(cls, "tuple" if is_tuple else "list")
-        return {"tuple" if is_tuple else "list": [part for _, part in parts]}
-
-    def _key(self, key: Any) -> Any:
-        if (plain := _plain(key)) is None:
-            raise CaptureError(f"{self._at} cannot be saved: a dict in it has a {type(key).__name__} for a key")
-        return plain[0]
-
-    def _lose(self, cls: type, becomes: str) -> None:
-        self._lost.append(f"what was a {cls.__module__}.{cls.__qualname__} is a {becomes} here")
-
-    def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Any:
-        if id(tensor) not in self._names:
-            self._names[id(tensor)] = (self._put_aside(tensor, path), tensor)
-        return self._names[id(tensor)][0]
-
-    def _put_aside(self, tensor: Tensor, path: tuple[Any, ...]) -> Any:
-        plain = usable(tensor.detach())
-        is_plain = plain.layout is torch.strided and not plain.is_nested and not plain.is_quantized
-        is_there = not plain.is_meta and (type(plain) is Tensor or not plain.numel() or plain.data_ptr())
-        if not is_plain or not is_there:
-            what = f"a {type(tensor).__name__} of layout {str(tensor.layout).removeprefix('torch.')}"
-            hint = "make it dense when capturing it, as in reduce=lambda t: t.to_dense()"
-            raise CaptureError(f"{self._at} cannot be saved: {what} is not in one piece of memory; {hint}")
-        plain = plain.as_subclass(Tensor).resolve_conj().resolve_neg().cpu()
-        tag = "complex" if plain.is_complex() else "tensor"
-        if plain.is_complex():
-            plain = torch.view_as_real(plain)
-        name = self._name(path)
-        self.tensors[name] = plain.clone(memory_format=torch.contiguous_format)
-        return {tag: name}
-
-    def _name(self, path: tuple[Any, ...]) -> str:
-        name = str(self._at._replace(leaf=(*self._at.leaf, *path)))
-        number = next(i for i in range(len(self.tensors) + 1) if (f"{name}#{i}" if i else name) not in self.tensors)
-        return f"{name}#{number}" if number else name
-
-
-def _plain(x: Any) -> tuple[Any] | None:
-    """A constant as JSON, in a tuple; None where it is none."""
-    if x is None or isinstance(x, bool | str):
-        return (x,)
-    if isinstance(x, Number) and hasattr(x, "item"):  # NumPy's
-        x = x.item()
-    if isinstance(x, int):
-        return (int(x),)
-    if isinstance(x, float):
-        return (float(x) if math.isfinite(x) else {"float": repr(float(x))},)
-    if isinstance(x, complex):
-        return ({"number": [repr(x.real), repr(x.imag)]},)
-    if isinstance(x, bytes):
-        return ({"bytes": x.hex()},)
-    if isinstance(x, torch.Size):
-        return ({"size": list(x)},)
-    if isinstance(x, torch.dtype | torch.device):
-        return ({"dtype" if isinstance(x, torch.dtype) else "device": str(x)},)
-    return None
-
-
-class _Reading:
-    """JSON as values. Nothing in it can name a class or a function."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-        self._complex: dict[str, Tensor] = {}
-        self._kinds: dict[str, Callable[[Any], Any]] = {
-            "tensor": tensors.__getitem__,
-            "complex": self._complex_of,
-            "omitted": _omitted,
-            "inputs": self._inputs,
-            "dict": lambda parts: {self.of(key): self.of(part) for key, part in parts},
-            "ordered": lambda parts: OrderedDict((self.of(key), self.of(part)) for key, part in parts),
-            "named": self._named,
-            "tuple": lambda parts: tuple(self._all(parts)),
-            "list": self._all,
-            "float": float,
-            "number": lambda parts: complex(float(parts[0]), float(parts[1])),
-            "bytes": bytes.fromhex,
-            "size": lambda sizes: torch.Size([_count(size) for size in sizes]),
-            "dtype": _dtype,
-            "device": torch.device,
-        }
-
-    def of(self, x: Any) -> Any:
-        """The value that some JSON stands for."""
-        if x is None or isinstance(x, bool | int | float | str):
-            return x
-        if not isinstance(x, dict) or len(x) != 1:
-            raise ValueError("a value in it is of no kind")
-        ((kind, content),) = x.items()
-        return self._kinds[kind](content)
-
-    def _all(self, parts: Iterable[Any]) -> list[Any]:
-        if not isinstance(parts, list):
-            raise TypeError("a list was expected")
-        return [self.of(part) for part in parts]
-
-    def _complex_of(self, name: str) -> Tensor:
-        if name not in self._complex:
-            self._complex[name] = torch.view_as_complex(self._tensors[name])
-        return self._complex[name]
-
-    def _inputs(self, content: Any) -> Inputs:
-        args, kwargs, names = content
-        return Inputs(
-            tuple(self._all(args)),
-            {_text(name): self.of(arg) for name, arg in kwargs},
-            tuple(_text(name) for name in names),
-        )
-
-    def _named(self, content: Any) -> Any:
-        name, parts = content
-        fields = [_text(field) for field, _ in parts]
-        cls: Any = namedtuple(_text(name), fields)  # type: ignore[misc]  # which refuses what is no identifier
-        return cls(*(self.of(part) for _, part in parts))
-
-
-def _is_field(name: str) -> bool:
-    """Whether a namedtuple may have such a field."""
-    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
-
-
-def _omitted(kind: Any) -> Omitted:
-    omitted = Omitted(None)
-    omitted.kind = _text(kind)
-    return omitted
-
-
-def _dtype(name: Any) -> torch.dtype:
-    found = getattr(torch, _text(name).removeprefix("torch."))
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
-    return found
-
-
-def _count(x: Any) -> int:
-    if type(x) is not int or x < 0:
-        raise ValueError(f"{x!r} is no count")
-    return x
-
-
-def _text(x: Any) -> str:
-    """A text that can be printed: in a file from somewhere, it may be meant for a terminal."""
-    if not isinstance(x, str):
-        raise TypeError(f"{x!r} is no text")
-    return "".join(c if c.isprintable() else "�" for c in x)

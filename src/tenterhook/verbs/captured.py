@@ -18,11 +18,12 @@ from tenterhook.errors import AddressError, AmbiguousError, NotSeenError, Overwr
 from tenterhook.hooks.report import Report, zeros_in
 from tenterhook.hooks.session import Session
 from tenterhook.hooks.tap import part_of
+from tenterhook.platform.functorch import usable
 from tenterhook.say import counted
 from tenterhook.values.inputs import Inputs
 from tenterhook.values.tree import Omitted, Path, describe, leaves, paths_of, rebuild_live
 from tenterhook.verbs.joined import joined, stacked
-from tenterhook.verbs.keep import Entry, Log, usable
+from tenterhook.verbs.keep import Entry, Log
 from tenterhook.verbs.lookup import Lookup, means_many, pass_of
 from tenterhook.verbs.past import Past
 from tenterhook.verbs.patch import put_back

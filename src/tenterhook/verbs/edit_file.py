@@ -13,7 +13,7 @@ from tenterhook.changes.function import Function
 from tenterhook.changes.places import head
 from tenterhook.changes.ready_made import in_turn
 from tenterhook.errors import EditError
-from tenterhook.verbs.tensor_file import TensorFile
+from tenterhook.values.tensor_file import TensorFile
 
 _FILE = TensorFile("tenterhook.edits", "edits", EditError, "`edits.save(...)`")
 _VERSION = 1

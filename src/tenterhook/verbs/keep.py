@@ -21,7 +21,6 @@ from tenterhook.hooks.tap import Action, Call, Tap, check_unchanged
 from tenterhook.inside.taps import InnerTap
 from tenterhook.platform.autograd import graph_task, sequence_number
 from tenterhook.platform.checkpoints import beside_checkpoints
-from tenterhook.platform.functorch import values_of
 from tenterhook.platform.modes import dispatch_modes, without_function_modes
 from tenterhook.platform.tensors import is_view, share_storage
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
@@ -477,12 +476,6 @@ class _Together:
 def _note_version(kept: Any, versions: list[tuple[Tensor, int]]) -> None:
     if isinstance(kept, Tensor) and not kept.is_inference():
         versions.append((kept, kept._version))
-
-
-def usable(tensor: Tensor) -> Tensor:
-    """A kept tensor without what tied it to where it was kept: an inference_mode, a torch.func transform."""
-    tensor = values_of(tensor)
-    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def _own_array(x: Any) -> Any:

@@ -14,9 +14,9 @@ from tenterhook.changes.ready_made import at as at_index
 from tenterhook.changes.ready_made import replace
 from tenterhook.errors import AddressError, EditError
 from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.functorch import usable
 from tenterhook.values.inputs import argument_names
 from tenterhook.values.tree import Path, describe, leaves
-from tenterhook.verbs.keep import usable
 
 
 def put_back(address: Address, value: Any, at: Any) -> Iterator[tuple[str, Change | Function]]:

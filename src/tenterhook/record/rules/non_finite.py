@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.birth.birth import Birth
+from tenterhook.birth.replay import Told
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Rows, Step
@@ -41,7 +42,8 @@ class NonFinite(Checked):
     only_sampled = False
 
     def __init__(self) -> None:
-        self._found = self._has_said = False
+        self._found = False
+        self._unknown = False  # whether a bad step was told of, and where it began is not known
         self._skips = 0
         self._masks: set[int] | None = None  # places that had -Inf while all was well
 
@@ -49,23 +51,18 @@ class NonFinite(Checked):
         """The first place in the order of computation, once."""
         if self._found:
             return
-        told = step.told
-        if told is not None and told.birth is not None:
-            self._found = self.has_looked = True
-            yield _born(step, told.birth)
-            return
         self._skips = self._skips + step.skipped if step.skipped else 0
-        self.has_looked |= step.sampled
+        self.has_looked |= step.sampled or step.told is not None
         found = None if not step.sampled or self._is_well(step) else self._first(step)
+        if step.told is not None:
+            found = _born(step, step.told, found)
+        if self._unknown and (step.told is None or step.told.birth is None):
+            return  # it comes of the bad step that has been told of
         if found is None and self._skips > _SKIPS:
             found = self._skipping(step)
-        if found is None and told is not None and not self._has_said:
-            self._has_said = self.has_looked = True
-            text = f"the loss or a gradient is not finite; where that began is not known: {told.note}"
-            then = "`with find_nonfinite(model):` around such a step tells"
-            yield Finding(self.name, "error", step.number, text, None, _TRAINS_ON_NOTHING, then)
         if found is not None:
-            self._found = True
+            self._unknown = step.told is not None and not (step.told.birth or step.told.elsewhere)
+            self._found = not self._unknown
             yield found
 
     def _is_well(self, step: Step) -> bool:
@@ -130,13 +127,28 @@ class NonFinite(Checked):
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
 
 
-def _born(step: Step, birth: Birth) -> Finding:
-    """What running the step again has shown."""
-    text = birth.sentence + (f": {birth.why}" if birth.why else "")
+def _born(step: Step, told: Told, first: Finding | None) -> Finding:
+    """What running the step again has shown; `first` is what was measured in it, if it was."""
+    place = first.place if first else None
+    birth = told.birth
+    name, number = NonFinite.name, step.number
+    rank = "" if told.rank is None else f"on rank {told.rank}: "
+    then = f"; {told.capsule}" if told.capsule else ""
+    if birth is None and told.elsewhere:
+        text = f"{rank}a gradient is not finite because of another rank; {told.note}"
+        return Finding(name, "note", number, text, None, _TRAINS_ON_NOTHING, "see what is found on the other ranks")
+    if birth is None:
+        text = f"{rank}the loss or a gradient is not finite; where that began is not known: {told.note}"
+        text += f"; where it first shows: {first.text}" if first else ""
+        then = f"`find_nonfinite(model)` around it tells{then}"
+        return Finding(name, "error", number, text, place, _TRAINS_ON_NOTHING, then)
+    text = rank + birth.sentence + (f": {birth.why}" if birth.why else "")
     source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
     shown = "; ".join(birth.inputs[:3])
     why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
-    return Finding(NonFinite.name, "error", step.number, text, _place_of(step, birth), why, birth.remedy)
+    note = f"; {told.note}" if told.note else ""
+    place = _place_of(step, birth) or place
+    return Finding(name, "error", number, text, place, f"{why}{note}", f"{birth.remedy}{then}")
 
 
 def _place_of(step: Step, birth: Birth) -> Place | None:
