@@ -150,7 +150,7 @@ def test_in_the_verbs():
     model, x = Net(), torch.randn(2, 4)
     with capture(model, "h.{1..2}", "h.{0,5}/{q,k}", "**<LayerNorm>.weight", "grad(**<LayerNorm>.weight)") as seen:
         model(x).sum().backward()
-    assert torch.equal(seen["h.{0}/k"], seen["h.0/q"] * 2) and len(seen.calls("h.{1,2}")) == 2
+    assert torch.equal(seen["h.{0}/k"]["h.0/k"], seen["h.0/q"] * 2) and len(seen.calls("h.{1,2}")) == 2
     assert len(seen.calls("**<LayerNorm>.weight")) == 7 and len(seen.calls("h.{0,5}/{q,k}")) == 4
     assert torch.equal(seen["grad(h.3.ln.weight)"], model.h[3].ln.weight.grad)
     with edit(model, {"h.{0..5}.mlp": zero(), "ln<LayerNorm>.weight": scale(2.0)}):

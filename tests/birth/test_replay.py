@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tenterhook import find_first
 from tenterhook.birth.again import again
 from tenterhook.birth.replay import Backward, RootCall, replay
 from tenterhook.birth.trace import CannotRunAgain
@@ -196,3 +197,9 @@ def test_inputs_that_were_written_into_are_told():
     x.zero_()
     told = replay(watched.calls, [], [("", model)])
     assert told.birth is None and "written into" in told.note
+
+
+def test_a_layer_in_a_sequential_goes_by_its_own_name():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
+    birth = find_first(model, torch.rand(2, 4), lambda v: v.shape == (2, 3))
+    assert birth.operation == "addmm" and birth.address == "1.1" and "why" not in str(birth)

@@ -77,7 +77,7 @@ def test_every_operation_has_a_name_and_the_same_one_every_time(case):
             seen.update((id(tensor), tensor) for _, tensor in leaves(value))
 
     everything = Everything()
-    session = Session(model)
+    session = Session(model, verb="capture")
     session.taps = [tap_for(site, session.scope, Keep) for site in resolve(model, "**/**")]
     with torch.no_grad(), everything, session:
         model(**inputs)

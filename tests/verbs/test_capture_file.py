@@ -61,7 +61,7 @@ def test_a_loaded_capture_is_as_it_was(file):
     assert list(loaded) == list(seen) and len(loaded) == len(seen)
     assert all(torch.equal(loaded[name], value) for name, value in seen.items())
     assert {row for row in loaded.report()} == {row for row in seen.report()}
-    assert notes_of(loaded) == seen.report().notes
+    assert notes_of(loaded) == notes_of(seen)
     assert torch.equal(loaded.cat("0"), seen.cat("0")) and torch.equal(loaded["grad(0@1)#1"], seen["grad(0@1)#1"])
     assert loaded.stats().rows == sorted(seen.stats().rows, key=lambda row: list(loaded).index(row["address"]))
     assert list(loaded["*"]) == ["0@0", "0@1", "3"] and list(loaded["grad(*)"]) == list(seen["grad(*)"])

@@ -23,6 +23,9 @@ _REMEDIES = {
 }
 
 
+_NOT_FINITE = ("NaN", "+inf", "-inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Birth:
     """The first operation that made such a value: where it stands, what it was given, and why if that can be known."""
@@ -61,7 +64,8 @@ class Birth:
         lines = [self.sentence]
         if self.line and self.line.text:
             lines.append(f"      {self.line.text}")
-        lines.append(f"  why     {self.why or 'not known: its inputs show no reason'}")
+        if self.why or self.values in _NOT_FINITE:
+            lines.append(f"  why     {self.why or 'not known: its inputs show no reason'}")
         lines += [f"  {'input ' if not i else '      '}  {one}" for i, one in enumerate(self.inputs)]
         lines.append(f"  result  {self.output}")
         return "\n".join(lines)

@@ -61,7 +61,7 @@ class Lines:
             if code.co_filename == CALLS:
                 name = self._module_of(frame)
                 if name is not None:
-                    inside = name
+                    inside = inside or name  # a layer, not the Sequential that calls it
                     if line is not None:
                         break
             elif not code.co_filename.startswith(_NO_CODE_OF_THE_USER):
