@@ -7,7 +7,7 @@
     ├── OverwrittenError  (RuntimeError)  kept without a copy, and changed in place since
     ├── EditError         (RuntimeError)  a change that cannot be made, or that made something else than the model needs
     ├── NonFiniteError    (ArithmeticError) a value is not finite; the message says where the first one was made
-    ├── CaptureError      (ValueError)    captured values that cannot be written to a file, or read from one
+    ├── CaptureError      (ValueError)    captured values, or a step, that cannot be written to a file, or read from one
     └── RunError          (ValueError)    a recorded run that cannot be read
     TenterhookWarning     (UserWarning)   something asked for had no effect
 
