@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from tenterhook.addresses.modules import tensors_of, unwrap, walk
 from tenterhook.birth.birth import Birth
@@ -20,6 +19,7 @@ from tenterhook.birth.replay import RandomState, RootCall, as_it_was, forward_ag
 from tenterhook.birth.trace import CannotRunAgain
 from tenterhook.errors import CaptureError, TenterhookError
 from tenterhook.values.tensor_file import TensorFile
+from tenterhook.values.tree import rebuild_live
 from tenterhook.values.written import Reading, Writing, text
 
 _FILE = TensorFile("tenterhook.capsule", "a step", CaptureError, "`tenterhook run --capsule`")
@@ -216,5 +216,4 @@ def _numpy(state: Any) -> Any:
 
 def _on(value: Any, device: torch.device | None) -> Any:
     """On the device of the model."""
-    leaves, structure = tree_flatten(value)
-    return structure.unflatten([one.to(device) if isinstance(one, Tensor) else one for one in leaves])
+    return rebuild_live(value, lambda path, tensor: tensor.to(device))
