@@ -71,14 +71,9 @@ def _call_written(writing: Writing, call: RootCall, name: str) -> dict[str, Any]
     kwargs = writing.of(call.kwargs)
     begin("random")
     state = call.random
-    random = writing.of([_plain(state.python), _plain(state.numpy), state.cpu, list(state.cuda)])
+    random = writing.of([state.cpu, list(state.cuda)])
     autocast = writing.of([list(one) for one in call.autocast])
     return {"args": args, "kwargs": kwargs, "random": random, "autocast": autocast}
-
-
-def _plain(state: Any) -> Any:
-    """The state of a generator, with what NumPy has in an array as a list."""
-    return [one.tolist() if hasattr(one, "tolist") else one for one in state] if state is not None else None
 
 
 class Capsule:
@@ -187,8 +182,8 @@ class _Call:
         self._args, self._kwargs = reading.of(content["args"]), reading.of(content["kwargs"])
         if type(self._args) is not tuple or not isinstance(self._kwargs, dict):
             raise TypeError("the arguments of a call in it are none")
-        python, numpy, cpu, cuda = reading.of(content["random"])
-        self._random = RandomState(_python(python), None if numpy is None else _numpy(numpy), cpu, tuple(cuda))
+        cpu, cuda = reading.of(content["random"])
+        self._random = RandomState(None, None, cpu, tuple(cuda))
         autocast = [(text(device), on, dtype) for device, on, dtype in reading.of(content["autocast"])]
         if not all(type(on) is bool and isinstance(dtype, torch.dtype) for _, on, dtype in autocast):
             raise TypeError("what it says about autocast is no such thing")
@@ -200,18 +195,6 @@ class _Call:
         device = next((one.device for one in model.parameters()), None)
         args, kwargs = _on(self._args, device), _on(self._kwargs, device)
         return RootCall.of(model, args, kwargs, self._random, self._autocast)
-
-
-def _python(state: Any) -> Any:
-    version, numbers, gauss = state
-    return version, tuple(numbers), gauss
-
-
-def _numpy(state: Any) -> Any:
-    name, key, position, has_gauss, gauss = state
-    if name != "MT19937" or len(key) != 624 or not 0 <= position <= 624:  # which NumPy does not look at
-        raise ValueError("the state of NumPy's generator in it is none")
-    return name, key, position, has_gauss, gauss
 
 
 def _on(value: Any, device: torch.device | None) -> Any:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from tenterhook.values.tree import leaves
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """Of every generator that a forward may draw from."""
+    """Of the generators that a forward may draw from; those of Python and NumPy may be left out."""
 
     python: Any
     numpy: Any
@@ -35,12 +36,18 @@ class RandomState:
     def now(cls) -> "RandomState":
         """As it is."""
         numpy = sys.modules.get("numpy.random")
-        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
-        return cls(random.getstate(), numpy.get_state() if numpy else None, torch.get_rng_state(), cuda)
+        python = random.getstate(), numpy.get_state() if numpy else None
+        return cls(*python, torch.get_rng_state(), _of_devices())
+
+    @classmethod
+    def of_torch(cls) -> "RandomState":
+        """As it is, in a microsecond instead of forty."""
+        return cls(None, None, torch.get_rng_state(), _of_devices())
 
     def put_back(self) -> None:
         """Make it so again."""
-        random.setstate(self.python)
+        if self.python is not None:
+            random.setstate(self.python)
         if self.numpy is not None and (numpy := sys.modules.get("numpy.random")):
             numpy.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -48,11 +55,15 @@ class RandomState:
             torch.cuda.set_rng_state(state, i)
 
 
+def _of_devices() -> tuple[Tensor, ...]:
+    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
+
+
 @dataclass(frozen=True, slots=True)
 class RootCall:
     """A call of a model, as it began."""
 
-    model: nn.Module
+    made_on: "weakref.ref[nn.Module]"  # a model that is gone by then is not kept for us
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: tuple[int, ...]  # of the tensors that it was given
@@ -64,11 +75,11 @@ class RootCall:
     def now(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> "RootCall":
         """A call that is about to run."""
         return cls(
-            model,
+            weakref.ref(model),
             args,
             kwargs,
             _versions(args, kwargs),
-            RandomState.now(),
+            RandomState.of_torch(),
             _autocast_now(),
             tuple((id(one), one.f_lineno) for one, _ in zip(frames_from(frame), range(_MOST_FRAMES), strict=False)),
         )
@@ -78,7 +89,15 @@ class RootCall:
         cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], random: RandomState, autocast: "Autocast"
     ) -> "RootCall":
         """One that nothing called."""
-        return cls(model, args, kwargs, _versions(args, kwargs), random, autocast, ())
+        return cls(weakref.ref(model), args, kwargs, _versions(args, kwargs), random, autocast, ())
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was called."""
+        model = self.made_on()
+        if model is None:
+            raise CannotRunAgain("the model is gone")
+        return model
 
     def line_in(self, frame: FrameType) -> int | None:
         """Which line of a function led to the call."""
@@ -145,6 +164,7 @@ class Told:
 def replay(calls: list[RootCall], backward: list[Backward], names: Iterable[tuple[str, nn.Module]]) -> Told:
     """Run the calls of a bad step again; `backward`: the functions, with their lines, that led to backward()."""
     models, calls = list(names), list(calls)
+    calls = [call for call in calls if call.made_on() is not None]
     modules = [model for _, model in models] + [call.model for call in calls]
     told = Told(None, waits_for_others(modules))
     if not told.note:
