@@ -1,3 +1,4 @@
+import sys
 import weakref
 
 import pytest
@@ -43,6 +44,14 @@ def nothing_left_behind(monkeypatch):
     assert copies.running() == [], "a function still runs a copy of its code"
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still on"
     assert not compiler._holders, "the compiler stance was not put back"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_compiled():
+    """What the tests of one file have compiled is told of in the reports of the next."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ def test_values_inside_a_forward_and_submodules_that_run_often():
 
 def test_observe():
     model, got = mlp(), []
-    with observe(model, {"0": lambda site, value: got.append((str(site), value.clone()))}, every=5) as watched:
+    with observe(model, {"0": lambda value, site: got.append((str(site), value.clone()))}, every=5) as watched:
         for x in X:
             model(x)
     assert [site for site, _ in got] == ["0@0", "0@1"]

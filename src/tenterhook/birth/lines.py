@@ -3,7 +3,6 @@
 import ast
 import functools
 import linecache
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from tenterhook.platform.frames import CALLS, frames_from, read_variable
+from tenterhook.platform.frames import CALLS, frame_here, frames_from, read_variable
 
 _OURS = str(Path(__file__).parents[1])
 _TORCHS = str(Path(torch.__file__).parent)
@@ -56,7 +55,7 @@ class Lines:
         line: tuple[str, int, str] | None = None
         path: list[str] = []  # from the innermost function out to the forward of a module
         inside = ""
-        for frame in frames_from(sys._getframe(1)):
+        for frame in frames_from(frame_here(1)):
             code = frame.f_code
             if code.co_filename == CALLS:
                 name = self._module_of(frame)

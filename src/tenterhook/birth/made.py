@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tenterhook.birth.lines import Line
+from tenterhook.platform.modes import wraps_tensors
 from tenterhook.say import counted
 
 
@@ -42,7 +42,7 @@ def is_checked(value: Any) -> bool:
         and value.layout is torch.strided
         and value.device.type != "meta"
         and value.numel() > 0
-        and not is_traceable_wrapper_subclass(value)
+        and not wraps_tensors(value)
     )
 
 

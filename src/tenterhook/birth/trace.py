@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from tenterhook.addresses.modules import tensors_of, walk
 from tenterhook.birth.causes import Case, why
@@ -22,6 +20,10 @@ from tenterhook.birth.lines import Line, Lines
 from tenterhook.birth.made import Kinds, Made, described, is_checked, kinds_of
 from tenterhook.platform.autograd import next_sequence_number, node_that_runs, sequence_number
 from tenterhook.platform.checkpoints import checkpoints
+from tenterhook.platform.modes import DispatchMode
+from tenterhook.platform.operations import name_of, writes, written_by
+from tenterhook.platform.pytree import flat
+from tenterhook.platform.tensors import memory_of
 
 Bad = Callable[[Tensor], Kinds]
 _DATA = ("input", "parameter")  # names of what no mask is
@@ -48,11 +50,10 @@ class Call:
     @property
     def operation(self) -> str:
         """As torch calls it, without the underscore of those that work in place."""
-        name = self.function._schema.name.split("::")[-1]
-        return str(name[:-1] if name.endswith("_") and not name.endswith("__") else name)
+        return name_of(self.function)
 
 
-class Trace(TorchDispatchMode):
+class Trace(DispatchMode):
     """Sees every operation while it is open; `bad` says what of a value is wrong.
 
     `alone`: other processes do not run this too, so that nothing in it may wait for them.
@@ -83,33 +84,31 @@ class Trace(TorchDispatchMode):
     def name(self, value: Any, name: str) -> None:
         """What a tensor that comes from outside is called."""
         if is_checked(value):
-            self._names.setdefault(_memory(value), name)
+            self._names.setdefault(memory_of(value), name)
 
     def made(self, value: Any) -> Made | None:
         """What made a value, where it is bad."""
         if not is_checked(value) or not self._bad(value):
             return None
-        known = self._of.get(_memory(value))
+        known = self._of.get(memory_of(value))
         return known[1] if known is not None and known[1] is not None else self._given(value)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._alone and func.namespace in _COLLECTIVES:
-            raise CannotRunAgain(f"{func._schema.name} waits for other processes")
-        flat, _ = tree_flatten((args, kwargs))
-        inputs = [one for one in flat if is_checked(one)]
+            raise CannotRunAgain(f"{func.namespace}::{name_of(func)} waits for other processes")
+        inputs = [one for one in flat((args, kwargs)) if is_checked(one)]
         parents = tuple(made for one in inputs if (made := self._looked_at(one)) is not None)
-        before = _as_they_are(args) if func._schema.is_mutable else args
+        before = _as_they_are(args) if writes(func) else args
         result = func(*args, **kwargs)
         node: Any = node_that_runs()
         if node is not None and any(again for _, again in checkpoints()):
             node = None  # a part of a forward, run again
         line = self._line(node)
         self._count += 1
-        outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
-        written = [one for one, at in zip(args, func._schema.arguments, strict=False) if _is_written(at)]
+        outputs = [one for one in flat(result) if isinstance(one, Tensor)]
         worst = None
-        for one in (*outputs, *tree_flatten(written)[0]):
+        for one in (*outputs, *flat(written_by(func, args))):
             if not is_checked(one):
                 continue
             made = None
@@ -121,7 +120,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def _looked_at(self, value: Tensor) -> Made | None:
-        known = self._of.get(_memory(value))
+        known = self._of.get(memory_of(value))
         if known is None:
             made = self._given(value) if self._bad(value) else None
             self._remember(value, made)
@@ -129,7 +128,7 @@ class Trace(TorchDispatchMode):
         return known[1] if known[1] is not None and self._bad(value) else None
 
     def _remember(self, value: Tensor, made: Made | None) -> None:
-        memory = _memory(value)
+        memory = memory_of(value)
         if made is None and (known := self._of.get(memory)) is not None and known[1] is not None:
             return  # another part of this memory is bad
         self._of[memory] = (StorageWeakRef(value.untyped_storage()), made)
@@ -137,7 +136,7 @@ class Trace(TorchDispatchMode):
     def _given(self, value: Tensor) -> Made:
         self._count += 1
         kinds = self._bad(value)
-        name = self._names.get(_memory(value), "")
+        name = self._names.get(memory_of(value), "")
         mask = not name.startswith(_DATA) and not kinds.nan and (value.numel() == 1 or not kinds.plus)
         made = Made(self._count, name or "a tensor that was there before", kinds, (), self._lines.here())
         made.is_given, made.on_purpose, made.output = True, mask, described(value)
@@ -164,7 +163,7 @@ class Trace(TorchDispatchMode):
     def _explain(self, made: Made, call: Call, value: Tensor) -> None:
         if self._bad is kinds_of:
             made.why = why(Case(call.operation, call.args, call.kwargs, call.outputs, value, call.function))
-        given = [one for one in tree_flatten((call.args, call.kwargs))[0] if isinstance(one, Tensor)]
+        given = [one for one in flat((call.args, call.kwargs)) if isinstance(one, Tensor)]
         made.inputs = [described(one) for one in given[:_MOST_INPUTS]]
         made.output = described(value)
 
@@ -183,14 +182,6 @@ class Trace(TorchDispatchMode):
         return line
 
 
-def _memory(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
 def _as_they_are(args: Any) -> list[Any]:
     """Copies of what an operation may write into."""
     return [one.clone() if isinstance(one, Tensor) else one for one in args]
@@ -198,4 +189,4 @@ def _as_they_are(args: Any) -> list[Any]:
 
 def _asks_for_infinity(args: Any, kwargs: Any) -> bool:
     """Whether a number that was given is infinite, as with `masked_fill(mask, -inf)`."""
-    return any(isinstance(one, float) and abs(one) == float("inf") for one in tree_flatten((args, kwargs))[0])
+    return any(isinstance(one, float) and abs(one) == float("inf") for one in flat((args, kwargs)))

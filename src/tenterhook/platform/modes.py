@@ -3,7 +3,8 @@
 Relies on: two stacks per thread, with the lengths `torch._C._len_torch_function_stack` and
 `torch._C._len_torch_dispatch_stack`; `_push_on_torch_function_stack`, `_pop_torch_function_stack` and
 `torch.overrides._get_current_function_mode_stack` (the innermost last); `_disable_current_modes`,
-`_get_current_dispatch_mode_stack`, `_push_mode` and `_pop_mode` of `torch.utils._python_dispatch`, for dispatch modes;
+`_get_current_dispatch_mode_stack`, `_push_mode` `_pop_mode`, `TorchDispatchMode` and
+`is_traceable_wrapper_subclass` of `torch.utils._python_dispatch`, for dispatch modes;
 `torch._C.DisableTorchFunction` and `DisableTorchFunctionSubclass`, within which no function mode, and no
 `__torch_function__` of a subclass, is asked.
 """
@@ -14,14 +15,18 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import (
+    TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
+    is_traceable_wrapper_subclass,
 )
 
 from tenterhook.platform.jit import is_tracing, untraced
 
+DispatchMode = TorchDispatchMode
+wraps_tensors = is_traceable_wrapper_subclass  # whether a tensor is a subclass that has others inside
 dispatch_modes = torch._C._len_torch_dispatch_stack  # how many are on
 function_modes = torch._C._len_torch_function_stack
 without_function_modes = torch._C.DisableTorchFunction

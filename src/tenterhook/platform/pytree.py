@@ -1,7 +1,8 @@
 """Types that somebody has registered with torch's pytree, taken apart and made anew as it was told to.
 
 Relies on: the private module `torch.utils._pytree`: the dict `SUPPORTED_NODES` from types to entries with
-`flatten_fn`, `unflatten_fn` and `flatten_with_keys_fn`, whose keys have an `idx`, a `key` or a `name`.
+`flatten_fn`, `unflatten_fn` and `flatten_with_keys_fn`, whose keys have an `idx`, a `key` or a `name`; and
+`tree_leaves`.
 """
 
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 from torch.utils import _pytree
 
 registered = _pytree.SUPPORTED_NODES  # by type
+
+
+def flat(value: Any) -> list[Any]:
+    """All that is in nested containers, as torch's operations are given them."""
+    return list(_pytree.tree_leaves(value))
 
 
 def parts_of(value: Any) -> list[tuple[Any, Any]]:

@@ -33,6 +33,11 @@ def viewed_by(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def memory_of(tensor: Tensor) -> int:
+    """The same number for tensors that share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def share_storage(a: Tensor, b: Tensor) -> bool:
     """True if two tensors may share memory; True where that cannot be told."""
     try:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from tenterhook.birth.capsule import save
 from tenterhook.birth.replay import Backward, RootCall, Told, replay
 from tenterhook.errors import TenterhookError
+from tenterhook.platform.foreach import foreach_norm
 from tenterhook.platform.frames import frame_here
 from tenterhook.platform.fsdp import local_part
 from tenterhook.record.around import callers
@@ -91,9 +92,9 @@ class Births:
             self._told = None
             return
         if self._capsule is not None and not self._told.elsewhere:
-            self._told = replace(self._told, capsule=self._saved(self._capsule, self._told, names))
+            self._told = replace(self._told, capsule=self._save_to(self._capsule, self._told, names))
 
-    def _saved(self, file: Path, told: Told, names: list[tuple[str, nn.Module]]) -> str:
+    def _save_to(self, file: Path, told: Told, names: list[tuple[str, nn.Module]]) -> str:
         """Write the step; a sentence about that."""
         models = [(name.removesuffix(".") or "model", model) for name, model in names]
         try:
@@ -124,7 +125,7 @@ def _any_bad(gradients: list[Tensor]) -> bool:
         if one.layout is torch.strided and one.device.type in _LOOKED_AT:
             by_device.setdefault(one.device, []).append(one)
     for some in by_device.values():
-        norms = torch.stack(torch._foreach_norm(some, 2, torch.float32))
+        norms = torch.stack(foreach_norm(some, 2, torch.float32))
         if not math.isfinite(norms.sum().item()) and not all(bool(one.isfinite().all()) for one in some):
             return True
     return False

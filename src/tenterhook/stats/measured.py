@@ -26,7 +26,7 @@ def _of(piece: Tensor) -> Stats:
     values = piece.double()
     finite = values[values.isfinite()]
     numbers: dict[str, Any] = {
-        "count": torch.tensor(values.numel()),
+        "count": torch.tensor(values.numel(), dtype=torch.int64, device=values.device),
         "nan": values.isnan().sum(),
         "pos_inf": (values == torch.inf).sum(),
         "neg_inf": (values == -torch.inf).sum(),

@@ -46,7 +46,7 @@ class Figures:
 def _rows(name: str, value: Any) -> Iterator[dict[str, Any]]:
     """The row of a number or tensor; those of the leaves of a structure."""
     if isinstance(value, bool | int | float):
-        yield {**_row(name, torch.tensor(value, dtype=torch.float64)), "dtype": type(value).__name__}
+        yield {**_row(name, torch.tensor(value, dtype=torch.float64, device="cpu")), "dtype": type(value).__name__}
     for path, tensor in leaves(value):
         yield _row(_leaf(name, path), tensor)
 

@@ -71,7 +71,8 @@ def sweep(
     before and after the edited rows; and `checks` of the edits, those whose results are farthest apart, run alone.
     """
     check_model(model, "sweep")
-    listed = _checked(edits, at_once, metric)
+    given = _checked(edits, at_once, metric)
+    listed: list[Changes] = [{selector: as_change(change) for selector, change in one.items()} for one in given]
     _check_rows_are_independent(model)
     sites = {selector: resolve(model, selector) for one in listed for selector in one}
     _check_can_sweep([site for found in sites.values() for site in found])
@@ -86,7 +87,7 @@ def sweep(
         results += outputs if metric is None else measured(metric, outputs, some, first)
         del outputs
     sample.check()
-    return Swept(results, listed, batch.alone) if metric is None else Scores(listed, results, metric)
+    return Swept(results, given, batch.alone) if metric is None else Scores(listed, results, metric)
 
 
 def _outputs(batch: Batch, edits: list[Changes], first: int, sample: Sample) -> tuple[list[Any], list[Silent]]:
@@ -129,7 +130,7 @@ def _checked(edits: Any, at_once: int | None, metric: Any) -> list[Changes]:
         raise ValueError(f"at_once is how many edits go into one forward, got {at_once}")
     if metric is not None and not callable(metric):
         raise TypeError(f"metric is a function of the model's output, got {metric!r}")
-    return [{selector: as_change(change) for selector, change in one.items()} for one in listed]
+    return listed
 
 
 def _check_can_sweep(sites: list[Site]) -> None:

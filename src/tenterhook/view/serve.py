@@ -65,7 +65,7 @@ class Server:
         """Serve in a thread while the block runs; signals are left to the program."""
         import asyncio
 
-        serve = lambda: asyncio.run(self._server._serve([self._socket]))  # noqa: E731  # without its signal handlers
+        serve = lambda: asyncio.run(self._server.serve([self._socket]))  # noqa: E731
         thread = threading.Thread(target=serve, name="tenterhook view", daemon=True)
         thread.start()
         try:
