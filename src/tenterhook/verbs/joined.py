@@ -35,14 +35,15 @@ def joined(values: _Shown, dim: int) -> Tensor:
     return torch.cat([*tensors.values()], dim)
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _OTHERWISE = "bring them to one shape with `reduce=` when capturing, or take them one by one: seen.calls(…)"
 
 
 def _tensors(values: _Shown, what: str) -> dict[str, Tensor]:
     found = {}
     for name, value in values.items():
-        if isinstance(value, bool | int | float | complex):
-            value = torch.tensor(value)
+        if type(value) in _NUMBERS:
+            value = torch.tensor(value, dtype=_NUMBERS[type(value)], device="cpu")
         if not isinstance(value, Tensor):
             hint = "name one of its leaves, as in 'lstm[0]'" if value is not None else "no gradient came there"
             raise TypeError(f"{name} is {describe(value)}, and {what} is for tensors; {hint}")

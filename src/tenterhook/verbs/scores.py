@@ -68,7 +68,7 @@ def as_value(made: Any) -> Tensor:
 def stacked(values: Sequence[Tensor]) -> Tensor:
     """The values of all edits in one tensor."""
     if not values:
-        return torch.empty(0, device="cpu")
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     odd = [x for x in values if x.shape != values[0].shape]
     if odd:
         what = f"{describe(values[0])} of one output and {describe(odd[0])} of another"

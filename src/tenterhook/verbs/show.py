@@ -60,7 +60,7 @@ def _tensors(values: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     found = []
     for name, value in values.items():
         if isinstance(value, bool | int | float):
-            value = torch.tensor(value)
+            value = torch.tensor(value, dtype=torch.float64, device="cpu")
         found += [(name + "".join(f"[{key}]" for key in path), tensor) for path, tensor in leaves(value)]
     return found
 
@@ -199,7 +199,7 @@ def _histogram(panel: Axes, values: Tensor) -> None:
     if low == high:
         low, high = low - 0.5, high + 0.5
     heights = torch.histc(finite, 60, low, high)
-    edges = torch.linspace(low, high, 61, dtype=torch.float64)
+    edges = torch.linspace(low, high, 61, dtype=torch.float64, device="cpu")
     panel.stairs(heights.tolist(), edges.tolist(), fill=True, color="#0072b2")
     panel.set_ylabel("values", fontsize=8)
 

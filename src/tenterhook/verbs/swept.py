@@ -41,7 +41,11 @@ class Swept(list[Any]):
     def _row(self, i: int, edit: Mapping[Any, Any], output: Any) -> tuple[str, ...]:
         made = ", ".join(f"{_name(selector)}: {_name(change)}" for selector, change in edit.items()) or "none"
         apart = [(tensor - self._clean[path]).abs() for path, tensor in leaves(output) if _compare(self._clean, path)]
-        every = torch.cat([one.flatten().double() for one in apart]) if apart else torch.empty(0)
+        every = (
+            torch.cat([one.flatten().double() for one in apart])
+            if apart
+            else torch.empty(0, dtype=torch.float64, device="cpu")
+        )
         figures = (f"{every.max():.3g}", f"{every.mean():.3g}") if every.numel() else ("–", "–")
         return str(i), made if len(made) <= 60 else f"{made[:59]}…", describe(output), *figures
 
