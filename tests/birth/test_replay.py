@@ -203,3 +203,22 @@ def test_a_layer_in_a_sequential_goes_by_its_own_name():
     model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
     birth = find_first(model, torch.rand(2, 4), lambda v: v.shape == (2, 3))
     assert birth.operation == "addmm" and birth.address == "1.1" and "why" not in str(birth)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "out = model(x)\nloss = out.sum() * 2\nseen.append(1); loss.backward(); seen.append(2)\n",
+        "out = model(x); loss = out.sum() * 2; loss.backward()\n",
+        "for _ in range(1):\n    out = model(x)\n    loss = out.sum() * 2\n    seen.append(1); loss.backward()\n",
+    ],
+)
+def test_several_statements_on_a_line(code, tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(code)
+    model, x, seen = nn.Linear(4, 4), torch.randn(3, 4), []
+    frame = _frame_of(file, {"model": model, "x": x, "seen": seen, "range": range})
+    lines = code.splitlines()
+    first = next(i for i, line in enumerate(lines, start=1) if "model(x)" in line)
+    assert torch.equal(again(frame, first, len(lines))(), model(x).sum() * 2)
+    assert seen == []

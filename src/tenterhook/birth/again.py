@@ -115,7 +115,7 @@ def _yields(node: ast.AST) -> bool:
 def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], ast.stmt]:
     """The statements of one suite from the one with the first line on, and the one with the last line."""
     begin = next((i for i, one in enumerate(body) if _covers(one, first)), None)
-    end = next((i for i, one in enumerate(body) if _covers(one, last)), None)
+    end = _last_of(body, last)
     if begin is None or end is None or begin > end:
         raise CannotRunAgain("the model is not called in the lines above backward()")
     suites = [getattr(body[end], name, None) for name in ("body", "orelse", "handlers", "finalbody")]
@@ -123,12 +123,17 @@ def _between(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt
     if not inner:
         return body[begin:end], body[end]
     for suite in inner:
-        if any(_covers(one, last) for one in suite):
+        if (until := _last_of(suite, last)) is not None:
             if begin == end:
                 return _between(suite, first, last)
-            until = next(i for i, one in enumerate(suite) if _covers(one, last))
             return [*body[begin:end], *suite[:until]], suite[until]
     raise CannotRunAgain("backward() is called in the head of a statement")
+
+
+def _last_of(body: list[ast.stmt], line: int) -> int | None:
+    """Which statement calls backward(), of those on a line: `optimizer.zero_grad(); loss.backward()`."""
+    there = [i for i, one in enumerate(body) if _covers(one, line)]
+    return next((i for i in there if _backward_in(body[i]) is not None), there[0] if there else None)
 
 
 def _covers(node: ast.stmt, line: int) -> bool:
@@ -137,12 +142,8 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 def _loss_of(statement: ast.stmt, variables: Mapping[str, Any]) -> ast.expr:
     """What backward() is called on, or what a function is given that calls it."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("backward"):
-            by_another = node.func.attr != "backward" or _is_name(node.func.value, "accelerator", "fabric", "self")
-            return node.args[0] if node.args and by_another else node.func.value
-        if isinstance(node, ast.Call) and _is_name(node.func, "grad") and node.args:  # torch.autograd.grad(loss, …)
-            return node.args[0]
+    if (found := _backward_in(statement)) is not None:
+        return found
     for node in ast.walk(statement):
         for given in (*node.args, *(one.value for one in node.keywords)) if isinstance(node, ast.Call) else ():
             value = variables.get(given.id) if isinstance(given, ast.Name) else None
@@ -150,6 +151,17 @@ def _loss_of(statement: ast.stmt, variables: Mapping[str, Any]) -> ast.expr:
             if is_made or (isinstance(value, Tensor) and value.requires_grad and value.numel() == 1):
                 return given
     raise CannotRunAgain("no call of backward() or grad() is on its line")
+
+
+def _backward_in(statement: ast.stmt) -> ast.expr | None:
+    """What a statement calls backward() on, or grad(); None where it does not."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("backward"):
+            by_another = node.func.attr != "backward" or _is_name(node.func.value, "accelerator", "fabric", "self")
+            return node.args[0] if node.args and by_another else node.func.value
+        if isinstance(node, ast.Call) and _is_name(node.func, "grad") and node.args:  # torch.autograd.grad(loss, …)
+            return node.args[0]
+    return None
 
 
 def _is_name(node: ast.expr, *names: str) -> bool:
