@@ -150,7 +150,7 @@ def test_the_verdict_names_every_planted_fault(example, tmp_path):
 
 
 def test_feature_maps_of_vgg16_are_kept(example, tmp_path):
-    recording = Recording(tmp_path, Options(snapshots=2), None, [])
+    recording = Recording(tmp_path, Options(every=1, snapshots=2), None, [])
     recording.recorder.install(discover=True)
     losses = example("vgg16").main(steps=2)
     recording.close("finished")
