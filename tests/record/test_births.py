@@ -6,6 +6,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tenterhook import watch
+from tenterhook.record.births import Births
+from tenterhook.record.guard import Guard
+from tenterhook.record.models import Models
 
 
 def build():
@@ -175,3 +178,13 @@ def test_the_last_of_several_micro_batches(tmp_path):
 
 def test_all_is_well(tmp_path):
     assert found(tmp_path, lambda model: with_a_bad_loss(model, bad=-1), every=10, dense=3) is None
+
+
+def test_nothing_is_kept_of_what_is_on_a_device_that_is_not_looked_at():
+    births, model = Births(Guard(print), Models(), None), build()
+    births.called(model, (torch.randn(2, 8),), {})
+    assert len(births._calls) == 1
+    births.step_ended()
+    births.pass_begins(torch.zeros((), device="meta"), False)
+    births.called(model, (torch.randn(2, 8),), {})
+    assert births._calls == [] and births.step_ended() is None

@@ -44,10 +44,11 @@ class Births:
         self._backward: list[Backward] = []
         self._told: Told | None = None
         self._tries = _TRIES
+        self._elsewhere = False  # whether the last loss was on a device that is not looked at
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called with these."""
-        if not self._tries or not torch.is_grad_enabled():
+        if not self._tries or self._elsewhere or not torch.is_grad_enabled():
             return
         self._calls.append(RootCall.now(module, args, kwargs, frame_here(2)))
         if len(self._calls) - self._before > _MOST_FORWARDS:  # an evaluation that forgot no_grad, most likely
@@ -61,10 +62,11 @@ class Births:
         if not self._tries:
             return
         self._before = len(self._calls)
-        self._backward = [Backward.now(one) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
-        if loss is None or loss.device.type not in _LOOKED_AT:
+        self._elsewhere = loss is not None and loss.device.type not in _LOOKED_AT
+        if self._elsewhere:
             return
-        if not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
+        self._backward = [Backward.now(one) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
+        if loss is not None and not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
             self._find()
 
     def step_begins(self, optimizer: Optimizer, scaled: bool) -> None:
