@@ -55,7 +55,7 @@ class Counts(nn.Module):
 def test_nothing_of_it_runs(second_of_two):
     model = Counts()
     call = RootCall.now(model, (torch.ones(2, 4),), {}, None)
-    told = replay([call], [], [("", model)])
+    told = replay([call], None, [("", model)])
     assert model.calls == 0 and told.birth is None and "SyncBatchNorm" in told.note and told.rank == 1
 
 

@@ -34,7 +34,7 @@ class Watched:
             self.calls.append(RootCall.now(model, args, kwargs, sys._getframe(1)))
 
     def bad(self, line):
-        self.told = replay(self.calls, [Backward.now(sys._getframe(1), line)], [("", self.model)])
+        self.told = replay(self.calls, Backward([(sys._getframe(1), line)], ()), [("", self.model)])
         return self.told
 
 
@@ -195,7 +195,7 @@ def test_inputs_that_were_written_into_are_told():
     watched = Watched(model)
     model(x).sum().backward()
     x.zero_()
-    told = replay(watched.calls, [], [("", model)])
+    told = replay(watched.calls, None, [("", model)])
     assert told.birth is None and "written into" in told.note
 
 

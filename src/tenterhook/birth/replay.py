@@ -120,16 +120,15 @@ Autocast = tuple[tuple[str, bool, torch.dtype], ...]
 
 
 class Backward(NamedTuple):
-    """A call of backward(): in which function, on which line."""
+    """A call of backward(): the functions that led to it, the innermost first, each with the line that it was at."""
 
-    frame: FrameType
-    line: int
+    functions: list[tuple[FrameType, int]]
     autocast: Autocast
 
     @classmethod
-    def now(cls, frame: FrameType, line: int | None = None) -> "Backward":
+    def now(cls, frames: Iterable[FrameType]) -> "Backward":
         """One that is about to run."""
-        return cls(frame, line or frame.f_lineno, _autocast_now())
+        return cls([(one, one.f_lineno) for one in frames], _autocast_now())
 
 
 def _autocast_now() -> Autocast:
@@ -161,8 +160,8 @@ class Told:
     capsule: str = ""  # where the step is saved, or why it is not
 
 
-def replay(calls: list[RootCall], backward: list[Backward], names: Iterable[tuple[str, nn.Module]]) -> Told:
-    """Run the calls of a bad step again; `backward`: the functions, with their lines, that led to backward()."""
+def replay(calls: list[RootCall], backward: Backward | None, names: Iterable[tuple[str, nn.Module]]) -> Told:
+    """Run the calls of a bad step again; `backward` is None where that was not called."""
     models, calls = list(names), list(calls)
     calls = [call for call in calls if call.made_on() is not None]
     modules = [model for _, model in models] + [call.model for call in calls]
@@ -175,11 +174,11 @@ def replay(calls: list[RootCall], backward: list[Backward], names: Iterable[tupl
     return replace(told, rank=rank_of_several())
 
 
-def _replayed(calls: list[RootCall], backward: list[Backward], models: list[tuple[str, nn.Module]]) -> Told:
+def _replayed(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Told:
     if not calls:
         return Told(None, "no call of the model was seen in it: watch what the training calls")
     note = "backward() was not called"
-    if backward:
+    if backward is not None:
         try:
             found = _whole(calls, backward, models)
             if found is not None:
@@ -210,10 +209,10 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, CannotRunAgain) else f"{type(error).__name__}: {error}"
 
 
-def _whole(calls: list[RootCall], backward: list[Backward], models: list[tuple[str, nn.Module]]) -> Birth | None:
+def _whole(calls: list[RootCall], backward: Backward, models: list[tuple[str, nn.Module]]) -> Birth | None:
     """From the first call of a model to the gradients, in the innermost function that led to both."""
-    for one in backward:
-        lines = [(call, at) for call in calls if (at := call.line_in(one.frame)) is not None and at <= one.line]
+    for frame, line in backward.functions:
+        lines = [(call, at) for call in calls if (at := call.line_in(frame)) is not None and at <= line]
         if lines:
             break
     else:
@@ -221,12 +220,12 @@ def _whole(calls: list[RootCall], backward: list[Backward], models: list[tuple[s
     first, at = min(lines, key=lambda one: one[1])
     for call, _ in lines:
         call.check()
-    compute = again(one.frame, at, one.line)
+    compute = again(frame, at, line)
     first.random.put_back()
     trace, outputs, grads = Trace(models, alone=True), list[Any](), list[Tensor]()
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_cast(one.autocast))
+        stack.enter_context(_cast(backward.autocast))
         stack.enter_context(tracing(trace, first.model, outputs))
         loss = compute()
         grads = _gradients([loss])

@@ -41,7 +41,7 @@ class Births:
         self._guard, self._models, self._capsule = guard, models, capsule
         self._calls: list[RootCall] = []
         self._before = 0  # how many of them are from before the last backward pass
-        self._backward: list[Backward] = []
+        self._backward: Backward | None = None
         self._told: Told | None = None
         self._tries = _TRIES
         self._elsewhere = False  # whether the last loss was on a device that is not looked at
@@ -65,7 +65,7 @@ class Births:
         self._elsewhere = loss is not None and loss.device.type not in _LOOKED_AT
         if self._elsewhere:
             return
-        self._backward = [Backward.now(one) for one in itertools.islice(callers(frame_here(1)), _MOST_CALLERS)]
+        self._backward = Backward.now(itertools.islice(callers(frame_here(1)), _MOST_CALLERS))
         if loss is not None and not math.isfinite(value := loss.item()) and not (scaled and math.isinf(value)):
             self._find()
 
@@ -77,7 +77,7 @@ class Births:
     def step_ended(self) -> Told | None:
         """What a replay has shown in the step that ends; the next one begins."""
         told, self._told = self._told, None
-        self._calls, self._before, self._backward = [], 0, []
+        self._calls, self._before, self._backward = [], 0, None
         return told
 
     def _find(self) -> None:
@@ -120,14 +120,9 @@ def _is_a_consequence(told: Told) -> bool:
 
 def _any_bad(gradients: list[Tensor]) -> bool:
     """Whether any of them is not finite: a norm is finite only where all values are."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        one = local_part(gradient)  # of one that is sharded: to gather it would wait for other processes
-        one = gradient if one is None else one
-        if one.layout is torch.strided and one.device.type in _LOOKED_AT:
-            by_device.setdefault(one.device, []).append(one)
-    for some in by_device.values():
-        norms = torch.stack(foreach_norm(some, 2, torch.float32))
-        if not math.isfinite(norms.sum().item()) and not all(bool(one.isfinite().all()) for one in some):
-            return True
-    return False
+    # Of one that is sharded, what is here: to gather it would wait for other processes.
+    here = [gradient if (part := local_part(gradient)) is None else part for gradient in gradients]
+    looked_at = [one for one in here if one.device.type in _LOOKED_AT and one.layout is torch.strided]
+    norms = foreach_norm(looked_at, 2, torch.float32) if looked_at else ()
+    bad = [one for one, norm in zip(looked_at, norms, strict=True) if not math.isfinite(norm.item())]
+    return any(not bool(one.isfinite().all()) for one in bad)  # a norm may overflow by itself
