@@ -29,10 +29,23 @@ def test_a_hook_put_into_the_table_of_a_tensor_sees_its_gradient():
     x = torch.ones(2, requires_grad=True)
     y = x * 2
     seen = []
-    assert hook_gradient(y, lambda grad: seen.append("ours")) is None
+    handle = hook_gradient(y, lambda grad: seen.append("ours"))
     y.register_hook(lambda grad: seen.append("another"))
-    (y * 3).sum().backward()
+    (y * 3).sum().backward(retain_graph=True)
     assert seen == ["ours", "another"], "torch no longer runs what is put into tensor._backward_hooks"
+    handle.remove()
+    handle.remove()
+    (y * 3).sum().backward()
+    assert seen == ["ours", "another", "another"]
+
+
+def test_a_handle_keeps_nothing_alive():
+    y = torch.ones(2, requires_grad=True) * 2
+    handle = hook_gradient(y, lambda grad: None)
+    assert handle.id in handle.hooks_dict_ref()
+    del y
+    assert handle.hooks_dict_ref() is None
+    handle.remove()
 
 
 def test_a_hook_put_beside_others_runs_after_them():

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
-from torch.utils.hooks import RemovableHandle
 
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import (
@@ -24,7 +23,7 @@ from tenterhook.platform.checkpoints import (
     run_again_under,
     runs_in_backward,
 )
-from tenterhook.platform.tensors import viewed_by
+from tenterhook.platform.tensors import Handle, viewed_by
 from tenterhook.values.tree import can_have_gradient
 
 _open_scopes: "ContextVar[tuple[Scope, ...]]" = ContextVar("tenterhook", default=())
@@ -48,7 +47,7 @@ class Scope:
 
     def __init__(self, frozen: bool) -> None:
         self.frozen = frozen
-        self.handles: list[RemovableHandle] = []  # of hooks on tensors and graph nodes
+        self.handles: list[Handle] = []  # of hooks on tensors and graph nodes
 
     def open(self) -> None:
         """From here on, calls in this thread or async task belong to the session too."""
@@ -71,7 +70,7 @@ class Scope:
         scopes = here()
         _open_scopes.set(scopes[:-1] if scopes and scopes[-1] is self else _without(self))
 
-    def add(self, handle: RemovableHandle) -> None:
+    def add(self, handle: Handle) -> None:
         """Remember a tensor hook; those that were removed or died with their graph are let go now and then."""
         self.handles.append(handle)
         if len(self.handles) > self._prune_at:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.hooks import RemovableHandle
 
 from tenterhook.birth.replay import Told
+from tenterhook.platform.tensors import Handle
 from tenterhook.record import assemble
 from tenterhook.record.gather import Gather
 from tenterhook.record.numbers import Block, Scalars
@@ -128,7 +128,7 @@ class Part(assemble.Part):
     def __init__(self, is_first: bool, micros: list[Micro]) -> None:
         super().__init__(is_first, micros)  # type: ignore[arg-type]
         self.sampled = False
-        self.handles: list[RemovableHandle] = []  # of hooks on leaves, which would stay
+        self.handles: list[Handle] = []  # of hooks on leaves, which would stay
         self.parameters: list[Parameter] = []
         self.turns: list[Turn] = []
         self.rates: tuple[float, ...] = ()

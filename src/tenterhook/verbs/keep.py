@@ -3,7 +3,6 @@
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from tenterhook.inside.taps import InnerTap
 from tenterhook.platform.autograd import graph_task, sequence_number
 from tenterhook.platform.checkpoints import beside_checkpoints
 from tenterhook.platform.modes import dispatch_modes, without_function_modes
-from tenterhook.platform.tensors import is_view, share_storage
+from tenterhook.platform.tensors import hook_gradient, is_view, share_storage
 from tenterhook.values.tree import Omitted, Path, rebuild, version_of
 
 
@@ -351,8 +350,10 @@ class KeepGradients(Keep):
     def on_gradient(self, tap: Tap, grad: Tensor | None, call: int, path: Path) -> None:
         copy = None
         if self.is_simple and type(grad) is Tensor:
-            with suppress(RuntimeError):
+            try:
                 copy = grad.detach().clone()
+            except RuntimeError:  # torch's older vmap, which `keep` tells of
+                copy = None
         if copy is not None:
             self.take(tap, copy, call, path)
         else:
@@ -430,7 +431,7 @@ class PlainGradient(OutputTap):
         if scope.moment is not None and self.action.is_simple and len(here()) == 1:
             self._join(output, call)
             return None
-        scope.add(output.register_hook(Unsaved(self.arrive, call, ())))
+        scope.add(hook_gradient(output, Unsaved(self.arrive, call, ())))
         if len(here()) > 1 and len(output._backward_hooks or ()) > 1:  # another session may edit it
             later_site_first(output, self)
         return None

@@ -63,5 +63,5 @@ class GradientHook:
 def ask_for_gradient(tensor: Tensor, hook: GradientHook, measuring: Measuring) -> None:
     """Have a hook called with the gradient of a tensor; on a leaf, until the part is over."""
     handle = hook_gradient(tensor, hook)
-    if handle is not None:
+    if tensor.grad_fn is None:
         measuring.part.handles.append(handle)
