@@ -106,6 +106,50 @@ def test_no_waiting_for_the_device(tmp_path):
     assert len(run.open().steps()) == 12
 
 
+def with_a_bad_gradient(model, bad=7, steps=12):
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for step in range(steps):
+        out = model(torch.randn(16, 1, 8, 8, device="cuda")) * (step != bad)
+        loss = out.pow(2).sum(-1).sqrt().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def with_a_bad_loss(model, bad=7, steps=12):
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for step in range(steps):
+        out = model(torch.randn(16, 1, 8, 8, device="cuda")) * (1e5 if step == bad else 1.0)
+        loss = -out.softmax(-1).log().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "operation", "line"),
+    [
+        (with_a_bad_gradient, "sqrt", "loss = out.pow(2).sum(-1).sqrt().mean()"),
+        (with_a_bad_loss, "log", "loss = -out.softmax(-1).log().mean()"),
+    ],
+)
+def test_where_a_step_is_wanted_every_one_is_looked_at(tmp_path, train, operation, line):
+    """Also those that are not sampled: what computed there is waited for."""
+    model = net()
+    twin = copy.deepcopy(model)
+    torch.manual_seed(0)
+    train(twin)
+    drawn = torch.rand(1, device="cuda")
+    torch.manual_seed(0)
+    with watch(model, to=tmp_path / "run", every=10**6, dense=0, capsule=True) as run:
+        train(model)
+    assert torch.equal(torch.rand(1, device="cuda"), drawn)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    found = next(one for one in run.open().findings().to_pylist() if one["rule"] == "non-finite values")
+    assert found["step"] == 7 and operation in found["text"] and line in found["why"]
+
+
 def test_true_gradients_under_a_scaler_with_skipped_steps(tmp_path):
     model = net()
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24)

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them to a parser."""
     for name, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    saves = "save the first step that is not finite, for `tenterhook replay`"
+    saves = "save the first step that is not finite, for `tenterhook replay`; on a GPU each step is waited for"
     parser.add_argument("--capsule", action="store_true", default=None, help=saves)
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="say nothing, just record")
     parser.add_argument(

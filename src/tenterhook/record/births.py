@@ -6,6 +6,7 @@ parameters are still those of the step, so that it can be run again, slowly, and
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,6 @@ from tenterhook.record.optimizers import parameters_of
 from tenterhook.record.surroundings import versions
 
 _TRIES = 3  # bad steps that are run again, where the first could not be
-_LOOKED_AT = {"cpu"}  # to look at what a GPU computes would be to wait for it in every step
 _MOST_CALLERS = 6  # functions that lead to backward()
 _MOST_CALLS = 64  # of models, that one step remembers
 _MOST_FORWARDS = 16  # those of them that no backward pass has followed yet
@@ -62,7 +62,7 @@ class Births:
         if not self._tries:
             return
         self._before = len(self._calls)
-        self._elsewhere = loss is not None and loss.device.type not in _LOOKED_AT
+        self._elsewhere = loss is not None and not self._is_looked_at(loss)
         if self._elsewhere:
             return
         self._backward = Backward.now(itertools.islice(callers(frame_here(1)), _MOST_CALLERS))
@@ -71,8 +71,16 @@ class Births:
 
     def step_begins(self, optimizer: Optimizer, scaled: bool) -> None:
         """An optimizer is about to step; where a GradScaler is used, it has looked at the gradients itself."""
-        if self._tries and not scaled and _any_bad([p.grad for p in parameters_of(optimizer) if p.grad is not None]):
+        if not self._tries or scaled:
+            return
+        # Of one that is sharded, what is here: to gather it would wait for other processes.
+        found = [p.grad if (part := local_part(p.grad)) is None else part for p in parameters_of(optimizer)]
+        if _any_bad([one for one in found if one is not None and self._is_looked_at(one)]):
             self._find()
+
+    def _is_looked_at(self, tensor: Tensor) -> bool:
+        """What a GPU computes would be waited for in every step: only where the bad step is wanted."""
+        return tensor.device.type == "cpu" or self._capsule is not None
 
     def step_ended(self) -> Told | None:
         """What a replay has shown in the step that ends; the next one begins."""
@@ -120,9 +128,13 @@ def _is_a_consequence(told: Told) -> bool:
 
 def _any_bad(gradients: list[Tensor]) -> bool:
     """Whether any of them is not finite: a norm is finite only where all values are."""
-    # Of one that is sharded, what is here: to gather it would wait for other processes.
-    here = [gradient if (part := local_part(gradient)) is None else part for gradient in gradients]
-    looked_at = [one for one in here if one.device.type in _LOOKED_AT and one.layout is torch.strided]
-    norms = foreach_norm(looked_at, 2, torch.float32) if looked_at else ()
-    bad = [one for one, norm in zip(looked_at, norms, strict=True) if not math.isfinite(norm.item())]
-    return any(not bool(one.isfinite().all()) for one in bad)  # a norm may overflow by itself
+    by_device: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+    for one in gradients:
+        if one.layout is torch.strided:
+            by_device[one.device].append(one)
+    for group in by_device.values():
+        norms = torch.stack(foreach_norm(group, 2, torch.float32)).tolist()
+        bad = [one for one, norm in zip(group, norms, strict=True) if not math.isfinite(norm)]
+        if any(not bool(one.isfinite().all()) for one in bad):  # a norm may overflow by itself
+            return True
+    return False

@@ -155,7 +155,7 @@ class watch:
         watch(model, log=lambda step, name, stats: writer.add_scalar(name, stats.norm, step))
 
     `rules` replaces the set of rules; `what` and `sites` say what to record. With `capsule=True` the first step that is
-    not finite is saved, for `tenterhook replay`.
+    not finite is saved, for `tenterhook replay`; for that, each step of a GPU is waited for.
     """
 
     def __init__(

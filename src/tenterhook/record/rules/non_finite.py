@@ -14,12 +14,13 @@ from tenterhook.say import counted
 # In the order in which they are made: what is bad first is the cause of the rest.
 _ORDER = ("input", "parameter", "output", "output_grad", "parameter_grad", "update")
 _SCALED = ("output_grad", "parameter_grad", "update")
+_ON_A_GPU = "; on a GPU --capsule has the operation named"  # on a CPU every bad step is run again
 _THEN = {
     "input": "look at the data: this batch has them before the model sees it",
-    "parameter": "an update put them there, or whoever made them; a run with --every 1 shows which step it was",
-    "output": "look for a division, a log, a square root or an overflow in its forward",
-    "output_grad": "look in the forward for a square root, a norm or a log at 0, or an overflow",
-    "parameter_grad": "look for a sum over the batch that overflowed",
+    "parameter": f"an update put them there, or whoever made them; a run with --every 1 shows which step{_ON_A_GPU}",
+    "output": f"look for a division, a log, a square root or an overflow in its forward{_ON_A_GPU}",
+    "output_grad": f"look in the forward for a square root, a norm or a log at 0, or an overflow{_ON_A_GPU}",
+    "parameter_grad": f"look for a sum over the batch that overflowed{_ON_A_GPU}",
     "update": "look at the optimizer's eps, betas and state",
 }
 _BEFORE = {  # what is made before, and is said to be finite where it was measured
