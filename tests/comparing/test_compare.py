@@ -272,9 +272,54 @@ def test_gradients_are_compared_in_the_order_of_the_backward():
     assert compare(a, copy.deepcopy(a), X, grad=True, loss=lambda out: out.sum()).equal
 
 
-def test_a_gradient_needs_a_loss():
-    found = compare(stack(), stack(), X, grad=True)
-    assert "pass loss=" in found.verdict
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (None, "the output has none, it is 5×8 float32; pass loss="),
+        (lambda out: out.logits.sum(), "loss= raised AttributeError for an output that is 5×8 float32"),
+        (lambda out: out.square(), "a tensor with one number; it gave 5×8 float32"),
+        (lambda out: out.sum().item(), "a tensor with one number; it gave"),
+        (lambda out: out.detach().sum(), "depends on nothing that requires a gradient"),
+    ],
+    ids=["none", "raises", "many numbers", "no tensor", "detached"],
+)
+def test_a_loss_that_makes_no_sense(loss, what):
+    with pytest.raises(TypeError, match=what):
+        compare(stack(), stack(), X, grad=True, loss=loss)
+
+
+def test_a_loss_that_one_output_alone_has_makes_no_sense():
+    class Scored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = stack()
+
+        def forward(self, x):
+            out = self.body(x)
+            return {"loss": out.sum(), "out": out}
+
+    with pytest.raises(TypeError, match="pass loss="):
+        compare(Scored(), stack(), X, grad=True)
+    with pytest.raises(TypeError, match="pass loss="):
+        compare(stack(), Scored(), X, grad=True)
+
+
+@pytest.mark.parametrize("inputs", [None, "text", X[:, :3], (), {"y": X}], ids=["none", "text", "shape", "too few", "name"])
+def test_inputs_that_neither_takes(inputs):
+    a = stack()
+    with pytest.raises(TypeError, match=r"neither model runs with these inputs.*: a raised .*; b raised "):
+        compare(a, with_a_change(a), inputs)
+
+
+def test_options_that_are_for_two_models():
+    a = stack()
+    with pytest.raises(TypeError, match="grad=True"):
+        compare(a, a, X, loss=lambda out: out.sum())
+    for options in ({"grad": True}, {"reference": True}):
+        with pytest.raises(TypeError, match="captured"):
+            compare({".": X}, a, X, **options)
+        with pytest.raises(TypeError, match="compile"):
+            compare(a, X, under=torch.compile, **options)
 
 
 def test_reference_says_which_is_right():

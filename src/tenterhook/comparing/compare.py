@@ -22,10 +22,11 @@ from tenterhook.comparing.following import Found, Layout
 from tenterhook.comparing.in_turn import Outcome, Two, run
 from tenterhook.comparing.judge import Judged, judge
 from tenterhook.comparing.line import line_in
+from tenterhook.comparing.loss import WrongCallError, loss_of
 from tenterhook.comparing.saved import compare_kept, is_kept, keys_of
 from tenterhook.comparing.source import Key
 from tenterhook.comparing.why import code_of, differences
-from tenterhook.values.tree import leaves, rebuild_live
+from tenterhook.values.tree import describe, leaves, rebuild_live
 
 _NOT_GIVEN: Any = object()
 _IN_B = "in b: "  # before the names of modules of b that have no partner
@@ -70,28 +71,42 @@ def compare(
     elif inputs is _NOT_GIVEN:
         raise TypeError("compare needs two models and inputs: compare(a, b, inputs); or compare(model, inputs, under=)")
     condition = _NOTHING if under is None else as_condition(under)
+    if loss is not None and not grad:
+        raise TypeError("loss= is for gradients: compare(a, b, inputs, grad=True, loss=...)")
     if not is_kept(a):
         check_model(a, "compare")
     else:
         check_model(b, "compare")
+        if grad or reference:
+            raise TypeError("grad=True and reference=True need both models; one of the two is what was captured")
         return _Comparing(None, b, condition, match, rename, layout).of_saved(a, inputs)
     other = condition.model(a) if b is None else b
     check_model(other, "compare")
     given_b = condition.inputs(inputs) if b_inputs is _NOT_GIVEN else b_inputs
     if condition.compiles is not None or opaque.is_compiled(other):
+        if grad or reference:
+            raise TypeError("grad=True and reference=True need models that run as Python; torch.compile runs this one")
         return opaque.compare_compiled(a, other, condition.compiles, inputs)
     comparing = _Comparing(a, other, condition, match, rename, layout)
-    return comparing.of_models(inputs, given_b, _loss(loss) if grad else None, reference)
+    return comparing.of_models(inputs, given_b, loss_of(loss) if grad else None, reference)
 
 
-def _loss(loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
-    def found(output: Any) -> Tensor:
-        tensor = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-        if isinstance(tensor, Tensor) and tensor.numel() == 1:
-            return tensor
-        raise TypeError("grad=True needs a loss: the output has none, so pass loss=lambda output: ...")
+def _check_ran(free: Outcome, inputs: Any) -> None:
+    """Raise where it was not the models that failed, but what they were given."""
+    for error in free.failed:
+        if isinstance(error, WrongCallError):
+            raise error
+    if all(free.failed) and not free.found:
+        how = [f"{name} raised {_failure(error, went)}" for name, error, went in zip("ab", free.failed, free.went)]
+        what = f"neither model runs with these inputs, {describe(inputs)}"
+        raise TypeError(f"{what}: {'; '.join(how)}") from free.failed[0]
 
-    return loss or found
+
+def _failure(error: BaseException | None, went: list[str]) -> str:
+    if error is None:
+        return ""
+    where = f" in {escape(went[0])}" if went else ""
+    return f"{type(error).__name__}{where}: {str(error).partition(chr(10))[0]}"
 
 
 class _Comparing:
@@ -140,6 +155,7 @@ class _Comparing:
             parameters=self._parameters() if loss is not None else (),
         )
         free = run(two, inner=self.inner, loss=loss)
+        _check_ran(free, inputs)
         judged = reference.truth(two, self.inner) if is_judged else None
         return self._told(two, free, judged)
 
@@ -161,7 +177,7 @@ class _Comparing:
             forced = run(two, force=True, inner=self.inner)
         judged = judge(free, forced, self.theirs, truth)
         rows = [self._row(one, verdict, own, truth) for one, verdict, own in judged.rows]
-        failed = tuple(self._failure(error, went) for error, went in zip(free.failed, free.went, strict=True))
+        failed = tuple(_failure(error, went) for error, went in zip(free.failed, free.went, strict=True))
         return Comparison(
             rows,
             self._first(two, judged),
@@ -202,12 +218,6 @@ class _Comparing:
 
     def _alone(self, keys: list[Key]) -> list[str]:
         return [self._address(key) for key in keys if key.role != "in"]
-
-    def _failure(self, error: BaseException | None, went: list[str]) -> str:
-        if error is None:
-            return ""
-        where = f" in {escape(went[0])}" if went else ""
-        return f"{type(error).__name__}{where}: {str(error).partition(chr(10))[0]}"
 
     def _first(self, two: Two, judged: Judged) -> First | None:
         one = judged.first
