@@ -31,6 +31,20 @@ def build():
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
+def test_ranks_share_a_folder_in_whatever_order_they_begin(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        model = build()
+        with watch(model, to=tmp_path / "run"):
+            fit(model)
+    assert open_run(tmp_path / "run").ranks == [0, 1]
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(FileExistsError, match="holds a run already"), watch(build(), to=tmp_path / "run"):
+            pass
+
+
 def test_watch_leaves_nothing_behind(tmp_path):
     before, model = hooks(), build()
     with watch(model, to=tmp_path / "a") as run:

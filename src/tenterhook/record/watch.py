@@ -58,6 +58,11 @@ class Options:
             raise ValueError(f"budget={self.budget}: a share of the time between 0 and 1, such as 0.03")
 
 
+def _rank() -> int:
+    """Of this process."""
+    return int(os.environ.get("RANK", "0"))
+
+
 class Recording:
     """A run that is being recorded: the recorder, the rules and the files."""
 
@@ -74,7 +79,7 @@ class Recording:
         self.shown = folder
         schedule = Schedule(options.every, options.dense, options.budget)
         self.judge = Judge(all_rules() if rules is None else rules)
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.rank = _rank()
         described = {"every": options.every, "dense": options.dense, "budget": options.budget}
         info = {**surroundings(command), "schedule": {**described, "what": options.what, "sites": options.sites}}
         self.snapshots = self._snapshots(options.snapshots)
@@ -196,7 +201,7 @@ class watch:
         if self._folder is None:
             self._to = new_folder(Path(".tenterhook"), type(self._model).__name__)
             self._folder = self._to.absolute()
-        if (self._folder / "run.json").exists() and os.environ.get("RANK", "0") == "0":
+        if (self._folder / f"rank-{_rank()}").exists():  # each rank looks for its own part: run.json belongs to all
             raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`, or none for a new one")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv), self._telling)
