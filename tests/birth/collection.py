@@ -242,6 +242,19 @@ def layer_norm_without_eps(model):
     F.layer_norm(model(x()) * 0 + 1, (4,), eps=0.0).sum().backward()  # born
 
 
+@case("layer_norm", "overflow: it adds up squares")
+def layer_norm_of_large_values(model):
+    """a LayerNorm of values whose squares overflow"""
+    F.layer_norm(model(x()) * 1e25, (4,)).square().sum().backward()  # born
+
+
+@case("group_norm", "overflow: it adds up squares")
+def group_norm_of_large_values(model):
+    """a GroupNorm of values whose squares overflow, under autocast"""
+    with torch.autocast("cpu", torch.bfloat16):
+        F.group_norm(model(x()) * 1e25, 2).square().sum().backward()  # born
+
+
 @case("batch_norm", "running variance of 0 or below", lambda: never_trained())
 def batch_norm_without_eps(model):
     """a BatchNorm in eval mode, with a running variance below zero"""

@@ -58,6 +58,8 @@ class Birth:
             return _DATA if is_input else "it was not finite before this step: look at what wrote it"
         if "more than" in self.why and "float32" not in self.why:
             return "compute this in float32, or make its inputs smaller"
+        if "squares" in self.why:
+            return "make its inputs smaller, or look at what makes them so large"
         return _REMEDIES.get(self.operation, "look at the inputs of that line") if not self.backward else _SLOPE
 
     def __str__(self) -> str:

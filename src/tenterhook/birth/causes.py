@@ -4,6 +4,7 @@ Each rule looks at the inputs of one kind of operation where the output is bad, 
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +146,17 @@ def _normalisation(case: Case) -> str | None:
     eps = next((one for one in reversed(case.args) if isinstance(one, float)), 0.0)
     if isinstance(variance, Tensor) and bool((variance + eps <= 0).any()):
         return f"normalisation with a running variance of 0 or below, at {told(variance + eps <= 0)}"
-    return None
+    return _squares(case.args[0])
+
+
+def _squares(x: Tensor) -> str | None:
+    """Whether the squares of finite values, which are added up in float32 at least, are more than that can hold."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    most, limit = x.detach().double().abs().max().item(), torch.finfo(dtype).max
+    if not most > math.sqrt(limit / x.numel()) or most == math.inf:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return f"overflow: it adds up squares of values up to {most:.4g}, more than {name} can hold ({limit:.6g})"
 
 
 def _spread(case: Case) -> str | None:
@@ -229,12 +240,11 @@ def _too_large(case: Case) -> str | None:
         exact = case.again(*map(_double, case.args), **{name: _double(one) for name, one in case.kwargs.items()})
     except Exception:  # not every operation is there for float64
         return None
-    exact = next(
-        (one for one in (exact if isinstance(exact, tuple | list) else (exact,)) if isinstance(one, Tensor)), None
-    )
-    if exact is None or exact.shape != case.output.shape:
+    made = [one for one in (exact if isinstance(exact, tuple | list) else (exact,)) if isinstance(one, Tensor)]
+    which = next((i for i, one in enumerate(case.outputs) if one is case.output), 0)
+    if which >= len(made) or made[which].shape != case.output.shape:
         return None
-    return _overflow(case, exact)
+    return _overflow(case, made[which])
 
 
 def _overflow(case: Case, exact: Tensor) -> str | None:
