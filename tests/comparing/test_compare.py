@@ -304,7 +304,9 @@ def test_a_loss_that_one_output_alone_has_makes_no_sense():
         compare(stack(), Scored(), X, grad=True)
 
 
-@pytest.mark.parametrize("inputs", [None, "text", X[:, :3], (), {"y": X}], ids=["none", "text", "shape", "too few", "name"])
+@pytest.mark.parametrize(
+    "inputs", [None, "text", X[:, :3], (), {"y": X}], ids=["none", "text", "shape", "too few", "name"]
+)
 def test_inputs_that_neither_takes(inputs):
     a = stack()
     with pytest.raises(TypeError, match=r"neither model runs with these inputs.*: a raised .*; b raised "):

@@ -100,6 +100,19 @@ def test_gradients_and_updates_are_recorded(tmp_path, update, unused, alone):
     assert "no optimizer of torch.optim has stepped" in run.verdict() and "updates were recorded" in run.verdict()
 
 
+def test_an_optimizer_that_never_steps(tmp_path, alone):
+    model = net()
+    optimizer = sgd(model)
+    with watch(model, to=tmp_path / "run") as run:
+        for x, y in batches(30):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+    text = " ".join(str(run.verdict()).replace("│", "").split())
+    assert "1 step, 1 sampled" in text and "nothing is trained" in text
+    assert "it has not stepped: the backward passes (30) are all in one step" in text
+    assert "a step is a call of a model" not in text
+
+
 def test_an_optimizer_of_another_library(tmp_path, alone):
     model = net()
     own = Own(model.parameters())

@@ -18,8 +18,8 @@ from tests.record.small import batches, net, train
 def said(tmp_path):
     """The verdict on a small run of which rank.json says something else."""
 
-    def verdict(models=None, **facts):
-        with watch(net(), to=tmp_path / "run", every=1, rules=[]) as run:
+    def verdict(models=None, budget=None, **facts):
+        with watch(net(), to=tmp_path / "run", every=1, rules=[], budget=budget) as run:
             pass
         file = tmp_path / "run" / "rank-0" / "rank.json"
         known = json.loads(file.read_text())
@@ -45,7 +45,13 @@ def test_the_overhead_is_told_once_in_seconds_and_per_cent(said):
     assert shares["overhead"] == pytest.approx(0.25) and shares["overhead_seconds"] == pytest.approx(1.0)
     text = said(**shares)
     assert "watching took 1 s: 25% of the training's time, 25% after step 20" in text
-    assert text.count("watching took") == 1
+    assert text.count("watching took") == 1 and "budget" not in text
+
+
+@pytest.mark.parametrize(("spent", "told"), [(0.2, True), (0.02, False)])
+def test_more_than_the_budget_is_explained(said, spent, told):
+    text = said(budget=0.03, **overhead_of(1.0, spent))
+    assert ("the 3% budget can only leave out samples, and each step costs something without one, too" in text) is told
 
 
 @pytest.mark.parametrize("spent", [0.95, 1.0, 1.5])

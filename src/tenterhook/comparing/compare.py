@@ -97,7 +97,8 @@ def _check_ran(free: Outcome, inputs: Any) -> None:
         if isinstance(error, WrongCallError):
             raise error
     if all(free.failed) and not free.found:
-        how = [f"{name} raised {_failure(error, went)}" for name, error, went in zip("ab", free.failed, free.went)]
+        sides = zip("ab", free.failed, free.went, strict=True)
+        how = [f"{name} raised {_failure(error, went)}" for name, error, went in sides]
         what = f"neither model runs with these inputs, {describe(inputs)}"
         raise TypeError(f"{what}: {'; '.join(how)}") from free.failed[0]
 

@@ -105,6 +105,11 @@ class Recorder:
         return self._optimizers.stepped
 
     @property
+    def awaits_optimizer(self) -> bool:
+        """Whether there is an optimizer, and none has stepped: all that comes is one step, which does not end."""
+        return self._assembler.awaits_optimizer and not self._assembler.has_optimizers
+
+    @property
     def failed(self) -> str | None:
         """Which error of ours has ended the recording."""
         return self._guard.error

@@ -114,7 +114,8 @@ class Recording:
         facts["further_models"] = self.recorder.models.passed_over
         facts["fused"] = self.recorder.fused
         by_hand = self.recorder.by_hand
-        facts |= {"optimizers": self.recorder.optimizers, "passes": by_hand.passes, "by_hand": by_hand.noticed}
+        facts |= {"optimizers": self.recorder.optimizers, "awaits_optimizer": self.recorder.awaits_optimizer}
+        facts |= {"passes": by_hand.passes, "by_hand": by_hand.noticed}
         self.log.describe(models=models, failed=self.recorder.failed, **facts)
 
     def _complain(self, what: str) -> None:

@@ -57,9 +57,17 @@ def cost(schedule: dict[str, Any], info: dict[str, Any]) -> Iterator[str]:
     took = f"watching took {_seconds(seconds)}"
     if share is not None:
         usual = "" if later is None else f", {_share(later)} after step {schedule.get('dense', 0)}"
-        yield f"{took}: {_share(share)} of the training's time{usual}"
+        yield f"{took}: {_share(share)} of the training's time{usual}{_above_budget(schedule, later)}"
     elif seconds:
         yield f"{took}, most of the time of such short steps"
+
+
+def _above_budget(schedule: dict[str, Any], later: float | None) -> str:
+    """Why it was more than the budget, where it was."""
+    budget = schedule.get("budget")
+    if not budget or later is None or later <= budget:
+        return ""
+    return f"; the {budget:.0%} budget can only leave out samples, and each step costs something without one, too"
 
 
 def left_out(schedule: dict[str, Any], info: dict[str, Any]) -> str:
@@ -78,7 +86,10 @@ def left_out_at_length(schedule: dict[str, Any], info: dict[str, Any]) -> Iterat
 
 def on_the_run(run: Run, info: dict[str, Any]) -> Iterator[str]:
     """What was not recorded, and how it ended."""
-    if info.get("passes") and not info.get("optimizers", 1):
+    if info.get("awaits_optimizer") and info.get("passes"):
+        passes = f"the backward passes ({info['passes']:,}) are all in one step"
+        yield f"there is an optimizer, and it has not stepped: {passes}"
+    elif info.get("passes") and not info.get("optimizers", 1):
         yield "no optimizer of torch.optim has stepped: a step is a call of a model, and its backward pass"
         changed = "parameters changed from one backward pass to the next, so updates were recorded, too"
         yield changed if info.get("by_hand") else "no parameter of a model was seen to change between backward passes"
