@@ -1,5 +1,8 @@
 """`tenterhook run --capsule`, and `tenterhook replay`."""
 
+import re
+import shlex
+
 import pytest
 
 from tests.cli.processes import OFF, RUN, latest
@@ -56,6 +59,41 @@ def test_a_saved_step_is_run_again(zygote, tmp_path, capsule):
         assert done.returncode == 2 and done.stderr.startswith(b"tenterhook replay: "), done.stderr
     done = zygote("-m", "tenterhook", "replay", "train.py", "train.py:build", "16", cwd=tmp_path)
     assert done.returncode == 2 and b"no safetensors file" in done.stderr
+
+
+def said_in(done):
+    return " ".join(done.stderr.decode().replace("│", "").split())
+
+
+def test_the_advised_command_is_complete(zygote, tmp_path):
+    (tmp_path / "my train.py").write_text(SCRIPT)
+    said = said_in(zygote(*RUN, "--capsule", "my train.py", "16", cwd=tmp_path))
+    command = re.search("`tenterhook (replay [^`]*)` runs it again", said)[1]
+    words = shlex.split(command.replace("FACTORY", "build"))
+    done = zygote("-m", "tenterhook", *words, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(b"+inf was made by exp"), done.stderr
+
+
+def test_a_replay_is_not_advised_where_the_loss_is_the_cause(zygote, tmp_path):
+    script = SCRIPT.replace("1e4 if step == 25 else 1.0)", "1.0)")
+    script = script.replace(
+        "optimizer.zero_grad()", "loss = loss * torch.log(torch.tensor(25.0 - step)); optimizer.zero_grad()"
+    )
+    (tmp_path / "train.py").write_text(script)
+    said = said_in(zygote(*RUN, "--capsule", "train.py", "16", cwd=tmp_path))
+    assert "made by log" in said and "but not the loss, which made it" in said and "tenterhook replay" not in said
+
+
+def test_a_run_stands_for_the_capsule_in_it(zygote, tmp_path, capsule):
+    words = ("-m", "tenterhook", "replay")
+    for run in (capsule.parents[1], ".tenterhook/latest", ".tenterhook"):
+        done = zygote(*words, run, "train.py:build", "16", cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.startswith(b"+inf was made by exp"), done.stderr
+    capsule.unlink()
+    done = zygote(*words, ".tenterhook/latest", "train.py:build", "16", cwd=tmp_path)
+    assert done.returncode == 2 and b"no step was saved in" in done.stderr and b"--capsule" in done.stderr
+    done = zygote(*words, tmp_path, "train.py:build", "16", cwd=tmp_path)
+    assert done.returncode == 2 and b"is not a run" in done.stderr
 
 
 def test_without_the_option_nothing_is_saved(zygote, tmp_path):

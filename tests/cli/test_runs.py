@@ -61,7 +61,14 @@ def test_report(folder, tmp_path, capsys, built_page):
     assert "out.html" in capsys.readouterr().out and "<title>3-new · tenterhook" in (tmp_path / "out.html").read_text()
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "is not a run" in capsys.readouterr().err
-    assert main(["report", str(folder / "3-new"), "-o", str(tmp_path / "no" / "where.html")]) == 2
+    for out, file in (
+        ("no/such/x.html", "no/such/x.html"),
+        ("no", "no/report.html"),
+    ):  # a folder is made, or written into
+        assert main(["report", str(folder / "3-new"), "-o", str(tmp_path / out)]) == 0
+        assert str(tmp_path / file) in capsys.readouterr().out and (tmp_path / file).is_file()
+    assert main(["report", str(folder / "3-new"), "-o", str(tmp_path / "out.html" / "x.html")]) == 2
+    assert "tenterhook report: " in capsys.readouterr().err and (tmp_path / "out.html").is_file()
 
 
 def test_a_page_that_is_not_built_is_said(folder, tmp_path, capsys, monkeypatch):

@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tenterhook.cli.sites import LoadError, argv, load
-from tenterhook.errors import TenterhookError
+from tenterhook.errors import RunError, TenterhookError
+from tenterhook.store import open_run
 
 _NOT_IN_IT = "The loss and other code behind the model is not in a capsule: gradients here are those of a sum."
 
@@ -14,7 +16,7 @@ _NOT_IN_IT = "The loss and other code behind the model is not in a capsule: grad
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook replay`; what follows the factory is the script's."""
     parser.usage = "tenterhook replay CAPSULE FILE.py:FACTORY [args…]"
-    parser.add_argument("capsule", metavar="CAPSULE", help="what was saved: rank-0/capsule.safetensors of a run")
+    parser.add_argument("capsule", metavar="CAPSULE", help="what was saved: a run, or rank-0/capsule.safetensors in it")
     parser.add_argument(
         "model", metavar="FILE.py:FACTORY", help="a function that returns the model, or a tuple or dict of several"
     )
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from tenterhook.birth.capsule import Capsule
 
     try:
-        capsule = Capsule.read(options.capsule)
+        capsule = Capsule.read(_file(Path(options.capsule)))
         with argv([options.model.rpartition(":")[0], *options.program]):
             model = load(options.model)
         birth = _replayed(capsule, model)
@@ -44,6 +46,18 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     print(birth if birth is not None else f"All is finite here. {_NOT_IN_IT} In the run it was:\n{capsule.birth}")
     return 0 if birth is not None else 1
+
+
+def _file(path: Path) -> Path:
+    """The capsule that is meant: of a run, that of its first rank that has one."""
+    if not path.is_dir():
+        return path
+    run = open_run(path)
+    saved = [file for rank in run.ranks if (file := run.folder / f"rank-{rank}" / "capsule.safetensors").exists()]
+    if not saved:
+        what = f"no step was saved in {run.folder}"
+        raise RunError(f"{what}: `tenterhook run --capsule` saves the first one that is not finite, if there is one")
+    return saved[0]
 
 
 def _replayed(capsule: Any, model: Any) -> Any:

@@ -11,7 +11,7 @@ from tenterhook.say import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook report`."""
     parser.add_argument("run", nargs="?", default=".tenterhook/latest", help="its folder (.tenterhook/latest)")
-    parser.add_argument("-o", "--out", default="report.html", help="the file (report.html)")
+    parser.add_argument("-o", "--out", default="report.html", help="the file (report.html); its folder is made")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ parameters are still those of the step, so that it can be run again, slowly, and
 
 import itertools
 import math
+import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tenterhook.birth.birth import Birth
 from tenterhook.birth.capsule import save
 from tenterhook.birth.replay import Backward, RootCall, Told, replay
 from tenterhook.errors import TenterhookError
@@ -27,7 +30,9 @@ from tenterhook.record.guard import Guard
 from tenterhook.record.models import Models
 from tenterhook.record.optimizers import parameters_of
 from tenterhook.record.surroundings import versions
+from tenterhook.say import file_here
 
+_OF_MODEL = ("input", "parameter", "buffer")  # what is bad when it comes in, and is in a capsule
 _TRIES = 3  # bad steps that are run again, where the first could not be
 _MOST_CALLERS = 6  # functions that lead to backward()
 _MOST_CALLS = 64  # of models, that one step remembers
@@ -111,14 +116,23 @@ class Births:
             save(file, self._calls, models, str(told.birth or told.note), versions())
         except (TenterhookError, OSError, ImportError) as error:
             return f"the step could not be saved: {error}"
-        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        return f"`tenterhook replay {shown} script.py:factory` runs it again"
+        return _how_to_replay(file_here(str(file)), told.birth)
 
     def _alive(self) -> Iterator[tuple[Any, nn.Module]]:
         for model in self._models.all:
             module = model.module()
             if module is not None:
                 yield model, module
+
+
+def _how_to_replay(capsule: str, birth: Birth | None) -> str:
+    """A sentence on the file that a step was saved to: how to run it again, where that would show the birth."""
+    if birth is not None and not (birth.address or birth.operation.startswith(_OF_MODEL)):
+        return f"the models of this step are in {capsule}, but not the loss, which made it"
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    model = [f"{file_here(script)}:FACTORY", *sys.argv[1:]] if script else ["FILE.py:FACTORY"]
+    command = shlex.join(["tenterhook", "replay", capsule, *model])
+    return f"`{command}` runs it again, where FACTORY is a function of that file which builds the model"
 
 
 def _is_a_consequence(told: Told) -> bool:

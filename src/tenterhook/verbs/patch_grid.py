@@ -1,8 +1,10 @@
 """patch_grid: activation patching, layers × positions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tenterhook.addresses.sites import Selector, check_model, resolve_all
@@ -13,8 +15,10 @@ from tenterhook.values.tree import leaves, paths_of
 from tenterhook.verbs.batched import own
 from tenterhook.verbs.capture import capture
 from tenterhook.verbs.captured import Captured
+from tenterhook.verbs.observe import observe
 from tenterhook.verbs.scores import as_value, figure, metric_name
 from tenterhook.verbs.sweep import sweep
+from tenterhook.verbs.undisturbed import as_before
 
 
 def patch_grid(
@@ -35,7 +39,8 @@ def patch_grid(
         grid.show()              # a heat map; white is the corrupted run as it was
 
     `sites` are selectors whose value is one tensor; `positions` are indices along its dimension `dim` (a token, a list
-    of them, a slice), or a dict that gives them names. All runs are one sweep.
+    of them, a slice), or a dict that gives them names. Both inputs have one length, so that a position means the same
+    in both. All runs are one sweep.
     """
     check_model(model, "patch_grid")
     selectors = [sites] if isinstance(sites, (str, nn.Module, type)) or callable(sites) else list(sites)
@@ -46,6 +51,7 @@ def patch_grid(
     with capture(model, *names) as seen:
         target = as_value(metric(call_with(model, own(clean))))
     _check_are_tensors(seen, names)
+    _check_fit(seen, names, model, corrupt, dim)
     places = [(*[slice(None)] * dim, position) for position in named.values()]
     edits = [seen.patch(name, at=place) for name in names for place in places]
     scores = sweep(model, corrupt, [{}, *edits], metric=metric, at_once=at_once)
@@ -105,6 +111,28 @@ def _check_are_tensors(seen: Captured, names: list[str]) -> None:
         for value in seen.calls(name):
             if len(list(leaves(value))) != 1:
                 raise EditError(f"{name} has several tensors, {paths_of(value)}; name the one to patch: {name}[0]")
+
+
+def _check_fit(seen: Captured, names: list[str], model: nn.Module, corrupt: Any, dim: int) -> None:
+    """Raise where a position of the clean run is not the same one in the corrupted run."""
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in names}
+
+    def note(found: list[torch.Size], value: Any) -> None:
+        found += [tensor.shape for _, tensor in leaves(value)]
+
+    looks = {name: partial(note, found) for name, found in shapes.items()}
+    with as_before(model), torch.no_grad(), observe(model, looks):
+        call_with(model, own(corrupt))
+    for name in names:
+        for value, other in zip(seen.calls(name), shapes[name], strict=False):
+            ((_, tensor),) = leaves(value)
+            if tensor.shape[min(dim, 1) :] != other[min(dim, 1) :]:  # a batch may be of another size
+                what = f"{_times(tensor.shape)} in the clean run and {_times(other)} in the corrupted one"
+                raise EditError(f"{name} is {what}: a position would mean another one there; make both of one length")
+
+
+def _times(shape: torch.Size) -> str:
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def _pyplot() -> Any:

@@ -17,8 +17,10 @@ _STRETCHES = 40  # of a histogram over time
 
 
 def write_report(run: Run, path: str | os.PathLike[str]) -> Path:
-    """Write it; the path is given back."""
+    """Write it, into a folder as report.html; the path is given back."""
     path = Path(path)
+    path = path / "report.html" if path.is_dir() else path
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(report_of(run), encoding="utf-8")
     new.replace(path)
