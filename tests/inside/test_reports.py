@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tenterhook import AddressError, EditError, capture, sweep
+from tenterhook import AddressError, EditError, NotSeenError, TenterhookWarning, capture, edit, observe, sweep
 from tenterhook.changes import zero
 from tests.inside.models import Residual, X, module_of
 
@@ -85,6 +85,25 @@ def test_a_misspelt_variable_of_a_helper_is_told_what_is_near(address):
         model(X)
     ((_, _, why),) = seen.report()
     assert "did you mean y?" in why
+
+
+def test_when_a_misspelt_variable_is_an_error():
+    def forward(self, x):
+        hidden = x * 2
+        return hidden
+
+    model = module_of(forward)
+    with capture(model, "./hiden") as seen:
+        model(X)
+    with pytest.raises(NotSeenError, match="did you mean hidden"):
+        seen["./hiden"]
+    with pytest.warns(TenterhookWarning, match="did you mean hidden"), observe(model, {"./hiden": print}):
+        model(X)
+    with pytest.raises(EditError, match="did you mean hidden"), edit(model, {"./hiden": zero()}):
+        model(X)
+    for verb in (capture, lambda m, at: edit(m, {at: zero()}), lambda m, at: observe(m, {at: print})):
+        with pytest.raises(AddressError):  # the module's name is known before anything runs
+            verb(model, "nowhere/hidden")
 
 
 def test_nothing_is_said_of_a_helper_that_was_not_seen():
