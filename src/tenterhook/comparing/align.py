@@ -130,6 +130,11 @@ def _kind(module: nn.Module) -> str:
     return next((kind for kind in ("dropout", "gelu", "relu", "silu", "tanh", "identity") if kind in name), name)
 
 
+def is_below(name: str, other: str) -> bool:
+    """Whether a module is inside another one, by their names."""
+    return other == "." or name.startswith(f"{other}.")
+
+
 def _below(name: str, names: Iterable[str]) -> list[str]:
     """Those of some names that are below another."""
     return [other for other in names if other.startswith(f"{name}.")]

@@ -15,7 +15,7 @@ from tenterhook.addresses.grammar import Address, escape, parse
 from tenterhook.addresses.modules import own_tensors, tensors_of
 from tenterhook.addresses.sites import Selector, check_model, resolve
 from tenterhook.comparing import opaque, reference
-from tenterhook.comparing.align import Alignment
+from tenterhook.comparing.align import Alignment, is_below
 from tenterhook.comparing.comparison import Comparison, First, Row
 from tenterhook.comparing.conditions import Condition, as_condition
 from tenterhook.comparing.following import Found, Layout
@@ -248,9 +248,9 @@ class _Comparing:
 
     def _without_partner(self, name: str) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
         """The modules inside one that have no partner, or were not asked for: of a and of b."""
-        mine = {n: m for n, m in self.alignment.a.items() if n not in self.mine and _is_below(n, name)}
+        mine = {n: m for n, m in self.alignment.a.items() if n not in self.mine and is_below(n, name)}
         taken, other = {id(m) for m in self.theirs.values()}, self.alignment.pairs[name]
-        left = {n: m for n, m in self.alignment.b.items() if id(m) not in taken and _is_below(n, other)}
+        left = {n: m for n, m in self.alignment.b.items() if id(m) not in taken and is_below(n, other)}
         return mine, {f"{_IN_B}{n}": module for n, module in left.items()}
 
     def _seen_at(self, name: str, one: Found) -> str:
@@ -278,10 +278,6 @@ class _Comparing:
                 if tensor is not None and other is not None and tensor.shape == other.shape:
                     found.append((part if name == "." else f"{name}.{part}", tensor, other))
         return found
-
-
-def _is_below(name: str, other: str) -> bool:
-    return other == "." or name.startswith(f"{other}.")
 
 
 def _for(model: nn.Module, inputs: Any) -> Any:

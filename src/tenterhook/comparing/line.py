@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tenterhook.comparing.align import is_below
 from tenterhook.comparing.apart import SAME, Apart, apart
 from tenterhook.comparing.following import Following, Found
 from tenterhook.comparing.in_turn import Modules, Two, run
@@ -66,10 +67,13 @@ class _Looking(Following):
 def line_in(two: Two, extra: tuple[Modules, Modules], target: Key, until: Key, length: int) -> Line | None:
     """The first line of a module's own code that makes something else in b, before `until` shows it.
 
-    `extra`: the modules inside it that have no partner, of a and of b; their code counts as its own.
+    Modules outside of it are not listened to: it is given the inputs of a, whatever came before. `extra`: the modules
+    inside it that have no partner, of a and of b; their code counts as its own.
     """
     assert two.a is not None
-    within = replace(two, a={**two.a, **extra[0]}, b={**two.b, **extra[1]})
+    inside = [name for name in two.a if name in (".", target.name) or is_below(name, target.name)]
+    a, b = ({name: modules[name] for name in inside} for modules in (two.a, two.b))
+    within = replace(two, a={**a, **extra[0]}, b={**b, **extra[1]})
     names = [target.name, *extra[0], *extra[1]]
     looking = partial(_Looking, target=target, until=until, length=length)
     outcome = run(within, force=True, inner=names, listener=looking)
