@@ -102,9 +102,13 @@ def _sums(a: Tensor, b: Tensor, wide: torch.dtype) -> list[float]:
 
 def _stacked(a: Tensor, b: Tensor) -> list[float]:
     d = b - a
-    inf = torch.inf
-    largest, scale = torch.linalg.vector_norm(d, inf), torch.linalg.vector_norm(a, inf)
-    return torch.stack([largest, scale, a.dot(a), b.dot(b), a.dot(b), d.dot(a)]).tolist()
+    return torch.stack([_largest(d), _largest(a), a.dot(a), b.dot(b), a.dot(b), d.dot(a)]).tolist()
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest absolute value, NaN where there is one; a norm of infinity takes ten times as long on a CPU."""
+    low, high = x.aminmax()
+    return torch.maximum(-low, high)
 
 
 def _together(sums: list[list[float]], size: int, eps: float) -> Apart:
