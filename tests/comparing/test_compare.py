@@ -272,6 +272,101 @@ def test_gradients_are_compared_in_the_order_of_the_backward():
     assert compare(a, copy.deepcopy(a), X, grad=True, loss=lambda out: out.sum()).equal
 
 
+class Scaled(torch.autograd.Function):
+    """x, and a gradient that is not its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1.1
+
+
+class WrongBackward(nn.GELU):
+    def forward(self, x):
+        return Scaled.apply(super().forward(x))
+
+
+def squares(out):
+    return out.square().sum()
+
+
+def verdicts(found):
+    return {row.address: row.verdict for row in found if row.verdict in ("first", "differs")}
+
+
+def test_every_fault_of_a_backward_is_told():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[0].act, b[2].act = WrongBackward(), WrongBackward()
+    found = compare(a, b, X, grad=True, loss=squares)
+    assert verdicts(found) == {"grad(2.act:in[0])": "first", "grad(0.act:in[0])": "differs"}
+    assert found["grad(1)"].own.is_equal and found["grad(1)"].verdict == "grown"
+
+
+def test_faults_of_the_forward_and_of_the_backward_are_told_apart():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[0].act, b[1].act = WrongBackward(), nn.GELU(approximate="tanh")
+    found = compare(a, b, X, grad=True, loss=squares)
+    assert found.first.address == "1.act"
+    assert verdicts(found) == {"1.act": "first", "grad(1.act:in[0])": "differs", "grad(0.act:in[0])": "differs"}
+
+
+def test_a_wrong_gradient_of_a_weight_alone():
+    class Wrong(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, Scaled.apply(self.weight), self.bias)
+
+    a = stack()
+    b = copy.deepcopy(a)
+    b[1].up = Wrong(8, 16)
+    b[1].up.load_state_dict(a[1].up.state_dict())
+    found = compare(a, b, X, grad=True, loss=squares)
+    assert verdicts(found) == {"grad(1.up.weight)": "first"} and found.first.address == "1.up"
+
+
+def test_code_of_its_own_that_writes_in_place_goes_on_from_the_values_of_a():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.act, self.down = nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)
+
+        def forward(self, x):
+            h = self.act(self.up(x))
+            y = self.down(h)
+            y += h
+            return y
+
+    a = nn.Sequential(InPlace(), InPlace())
+    b = with_a_change(a, "0.up")
+    found = compare(a, b, X, grad=True, loss=squares)
+    assert not any(found.failed) and found.first.address == "0.up" and "grad(1.up.weight)" not in verdicts(found)
+    assert set(verdicts(found)) <= {"0.up", "grad(0.up:in[0])"}
+
+
+class Attention(nn.Module):
+    """The gradient of the bias of its keys is 0: softmax takes no notice of what all scores have."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        return (self.query(x) @ self.key(x).mT).softmax(-1) @ self.value(x)
+
+
+@pytest.mark.parametrize("under", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", [5, 2000])
+def test_rounding_of_gradients_that_are_added_up_is_rounding(under, rows):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Attention())
+    found = compare(model, torch.randn(rows, 4, 8), under=under, grad=True, loss=lambda out: out.square().mean())
+    assert found.agree and not found.equal, found
+
+
 @pytest.mark.parametrize(
     ("loss", "what"),
     [
@@ -333,6 +428,17 @@ def test_reference_says_which_is_right():
     assert mine < 1e-5 < theirs < 0.1 and found.first is None
     exact = compare(*two(lambda h: h.sum(-1), lambda h: h.flip(-1).cumsum(-1)[:, -1]), X, reference=True)
     assert exact.first is None
+
+
+def test_the_lowest_number_of_each_dtype_is_the_same():
+    """As in a mask."""
+
+    def masked(h):
+        return h.masked_fill(h > 0, torch.finfo(h.dtype).min)
+
+    model = Calls(masked)
+    for under in (torch.bfloat16, torch.float64):
+        assert compare(model, X, under=under).agree
 
 
 def test_a_small_but_systematic_difference_is_no_rounding():

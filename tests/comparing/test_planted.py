@@ -184,6 +184,19 @@ def test_bfloat16_is_rounding(name):
     assert found.first is None and not found.equal, found
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rounding_of_gradients_is_rounding(name):
+    model = build(name)
+
+    def loss(output):
+        return getattr(output, "logits", output[0]).double().square().mean()
+
+    under = torch.float64 if name == "resnet" else torch.bfloat16  # in which more values of a pool are its largest
+    found = compare(model, INPUTS[name], under=under, grad=True, loss=loss)
+    assert found.first is None and not found.equal and not any(found.failed), found
+    assert any(row.address.startswith("grad(") for row in found)
+
+
 OPTIONS = {
     "gpt2: another epsilon": ("gpt2", dict(layer_norm_epsilon=1e-6), "transformer.h.0.ln_1"),
     "gpt2: another GELU": ("gpt2", dict(activation_function="gelu"), "transformer.h.0.mlp.act"),

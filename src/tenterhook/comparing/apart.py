@@ -56,7 +56,8 @@ def apart(a: Tensor, b: Tensor, coarse: float = 0.0) -> Apart:
         return Apart(math.inf, what=f"{_times(a)} against {_times(b)}")
     if not (has_numbers(a) and has_numbers(b)):
         return NO_NUMBERS
-    a, b = in_range_of(b, _plain(a.detach())), _plain(b.detach())
+    a, b = _plain(a.detach()), _plain(b.detach())
+    a, b = in_range_of(b, a), in_range_of(a, b)
     if can_have_gradient(a) != can_have_gradient(b) and torch.bool in (a.dtype, b.dtype):
         return Apart(math.inf, what=f"{_name(a)} against {_name(b)}")
     eps = max(_eps(a), _eps(b))
@@ -66,7 +67,8 @@ def apart(a: Tensor, b: Tensor, coarse: float = 0.0) -> Apart:
     if a.device != b.device:
         a = a.to(b.device)
     if a.dtype == b.dtype and torch.equal(a, b):
-        return Apart(size=a.numel(), eps=eps)
+        scale = float(_largest(a)) if a.is_floating_point() and a.itemsize > 1 else 0.0  # float8 has no such operation
+        return Apart(scale=scale, size=a.numel(), eps=eps)
     wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     if not can_have_gradient(a) and not can_have_gradient(b):
         wide = torch.float64

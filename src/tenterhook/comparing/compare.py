@@ -158,7 +158,7 @@ class _Comparing:
         free = run(two, inner=self.inner, loss=loss)
         _check_ran(free, inputs)
         judged = reference.truth(two, self.inner) if is_judged else None
-        return self._told(two, free, judged)
+        return self._told(two, free, judged, loss)
 
     def of_saved(self, saved: Any, inputs: Any) -> Comparison:
         """a is values from a file."""
@@ -172,10 +172,10 @@ class _Comparing:
         comparison.notes += notes
         return comparison
 
-    def _told(self, two: Two, free: Outcome, truth: reference.Truth | None) -> Comparison:
+    def _told(self, two: Two, free: Outcome, truth: reference.Truth | None, loss: Any = None) -> Comparison:
         forced = None
         if any(not one.apart.is_equal for one in free.found):
-            forced = run(two, force=True, inner=self.inner)
+            forced = run(two, force=True, inner=self.inner, loss=loss)
         judged = judge(free, forced, self.theirs, truth)
         rows = [self._row(one, verdict, own, truth) for one, verdict, own in judged.rows]
         failed = tuple(_failure(error, went) for error, went in zip(free.failed, free.went, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tenterhook.comparing.apart import SAME, Apart, apart, in_range_of
@@ -128,8 +129,20 @@ def _can_take(a: Tensor, b: Tensor) -> bool:
 
 
 def _as(a: Tensor, b: Tensor) -> Tensor:
-    """A value of a as one of b."""
+    """A value of a as one of b; its gradient goes on to what b has made."""
+    if b.requires_grad and torch.is_grad_enabled():
+        return _Forced.apply(b, a)  # type: ignore[no-untyped-call]
     return in_range_of(b, a).to(b.device, b.dtype, copy=True)
+
+
+class _Forced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, b: Tensor, a: Tensor) -> Tensor:
+        return _as(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *grads, None
 
 
 def _in_shape(a: Tensor, b: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ def run(
         if two.a is None:
             source = Kept(two.kept)
         else:
-            source = Live(lambda live: _run_a(two, live, sides, inner, loss), cells, start)
+            changes = force and is_graded  # what is the gradient of a place is then the same for both
+            source = Live(lambda live: _run_a(two, live, sides, inner, loss, changes), cells, start)
         following = listener(
             source,
             force=force,
@@ -96,9 +97,9 @@ def run(
         return Outcome(following.found, only_a, following.only_b, (source.error, failed), (went, side.went))
 
 
-def _run_a(two: Two, live: Live, sides: list[Side], inner: Sequence[str], loss: Loss | None) -> None:
+def _run_a(two: Two, live: Live, sides: list[Side], inner: Sequence[str], loss: Loss | None, changes: bool) -> None:
     assert two.a is not None
-    side = Side(two.a, live.tell)
+    side = Side(two.a, live.tell, changes=changes)
     sides.append(side)
     with _one_thread(loss is not None):
         side.run(lambda: _call(two.a["."], two.inputs_a, loss, 0, two, side), inner, loss is not None)  # type: ignore[index]

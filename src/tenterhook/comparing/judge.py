@@ -10,7 +10,7 @@ from tenterhook.comparing.apart import NO_NUMBERS, Apart
 from tenterhook.comparing.following import Found
 from tenterhook.comparing.in_turn import Outcome
 from tenterhook.comparing.source import Key
-from tenterhook.comparing.tolerance import is_rounding, length_of
+from tenterhook.comparing.tolerance import in_sum, is_rounding, length_of
 
 
 class Truth(Protocol):
@@ -44,22 +44,28 @@ def judge(free: Outcome, forced: Outcome | None, modules: Mapping[str, nn.Module
             return not known
         if one.owner not in lengths:
             lengths[one.owner] = length_of(modules.get(one.owner))
-        return not is_rounding(one.apart, lengths[one.owner])
+        if one.key.role != "grad" or one.key.name in modules:
+            return not is_rounding(one.apart, lengths[one.owner])
+        parameter = modules[one.owner].get_parameter(one.key.name.rpartition(".")[2])
+        apart, rows = in_sum(one.apart, outer.get(one.owner, []), parameter)
+        return not is_rounding(apart, max(rows, lengths[one.owner]))
 
-    own = {} if forced is None else {one.key: one for one in forced.found}
-    makers = [] if forced is None else [one for one in forced.found if more_than_rounding(one)]
-    graded = [one for one in free.found if one.key.role.startswith("grad")]
-    if not makers:  # forward passes agree, so gradients have no other cause than the backward
-        makers = [one for one in graded if more_than_rounding(one)][:1]
+    found = [] if forced is None else forced.found
+    own = {one.key: one for one in found}
+    outer: dict[str, list[Apart]] = {}  # the gradients of what each module gave
+    for one in found:
+        if one.key.role.startswith("grad") and not one.key.role.startswith("grad:in"):
+            outer.setdefault(one.key.name, []).append(one.apart)
+    makers = [one for one in found if more_than_rounding(one)]
     judged = Judged([])
     if makers:
-        judged = _named(makers[0], [] if forced is None else forced.found)
+        judged = _named(makers[0], found)
         judged.length = lengths.get(makers[0].owner, 1)
     making = {one.key for one in makers}
-    owners = {(one.owner, _call_of(one)) for one in makers}
+    owners = {(one.owner, _call_of(one)) for one in makers if not one.key.role.startswith("grad")}
     named = Key(judged.owner, "out", judged.call)
     for one in free.found:
-        if one.key.role == "in" or (one.key.role.startswith("grad:in") and one is not judged.first):
+        if one.key.role == "in" or (one.key.role.startswith("grad:in") and one.key not in making):
             continue
         alone = own.get(one.key)
         verdict = _verdict(one, judged, one.key in making or _is_maker(one, owners), named)

@@ -10,8 +10,9 @@ Both are about one step from equal inputs: comparisons are made with the inputs 
 """
 
 import math
+from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from tenterhook.comparing.apart import Apart
 
@@ -27,6 +28,18 @@ def is_rounding(apart: Apart, length: int) -> bool:
         return False
     allowed = FEW + math.sqrt(length)
     return apart.units <= allowed and abs(apart.slope) <= apart.eps * max(SCALED, allowed / math.sqrt(apart.size))
+
+
+def in_sum(apart: Apart, outer: Sequence[Apart], parameter: Tensor) -> tuple[Apart, int]:
+    """The gradient of a parameter beside what it adds up, and of how many rows: `outer`, what its module's output has.
+
+    They may cancel: the sum of a bias before a softmax is 0, and what is there instead is rounding of what was added.
+    """
+    scale = max((one.scale for one in outer), default=0.0)
+    rows = sum(one.size for one in outer) // max(1, min(parameter.shape, default=1))
+    if scale > apart.scale:
+        apart = apart._replace(scale=scale, slope=apart.slope * apart.scale / scale)
+    return apart, rows
 
 
 def length_of(module: nn.Module | None) -> int:

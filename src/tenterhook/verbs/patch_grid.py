@@ -120,7 +120,7 @@ def _check_fit(seen: Captured, names: list[str], model: nn.Module, corrupt: Any,
     def note(found: list[torch.Size], value: Any) -> None:
         found += [tensor.shape for _, tensor in leaves(value)]
 
-    looks = {name: partial(note, found) for name, found in shapes.items()}
+    looks: dict[Selector, Any] = {name: partial(note, found) for name, found in shapes.items()}
     with as_before(model), torch.no_grad(), observe(model, looks):
         call_with(model, own(corrupt))
     for name in names:
