@@ -347,6 +347,44 @@ def test_code_of_its_own_that_writes_in_place_goes_on_from_the_values_of_a():
     assert set(verdicts(found)) <= {"0.up", "grad(0.up:in[0])"}
 
 
+def test_gradients_of_some_modules_alone():
+    a = stack()
+    b = copy.deepcopy(a)
+    b[1].act = WrongBackward()
+    found = compare(a, b, X, match="*", grad=True, loss=squares)
+    assert verdicts(found) == {"grad(1:in[0])": "first"} and found.first.address == "1"
+
+
+def test_gradients_of_a_model_that_is_frozen():
+    a = stack().requires_grad_(False)
+    b = copy.deepcopy(a)
+    b[1].act = WrongBackward()
+    found = compare(a, b, X.clone().requires_grad_(), grad=True, loss=squares)
+    assert verdicts(found) == {"grad(1.act:in[0])": "first"} and "grad(1.up)" in {row.address for row in found}
+
+
+def test_gradients_that_do_not_come_are_told():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.used(x)
+
+    a = Spare()
+    found = compare(a, copy.deepcopy(a), X, grad=True, loss=squares)
+    assert found.equal and "without a gradient in both: spare.weight, spare.bias" in str(found)
+
+    class Checkpointed(Spare):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.used, x, use_reentrant=True)
+
+    a = Checkpointed()
+    found = compare(a, copy.deepcopy(a), X.clone().requires_grad_(), grad=True, loss=squares)
+    assert not found.agree and "use_reentrant" in found.verdict
+
+
 class Attention(nn.Module):
     """The gradient of the bias of its keys is 0: softmax takes no notice of what all scores have."""
 

@@ -22,7 +22,7 @@ from tenterhook.comparing.following import Found, Layout
 from tenterhook.comparing.in_turn import Outcome, Two, run
 from tenterhook.comparing.judge import Judged, judge
 from tenterhook.comparing.line import line_in
-from tenterhook.comparing.loss import WrongCallError, loss_of
+from tenterhook.comparing.loss import WrongCallError, loss_of, without_gradient
 from tenterhook.comparing.saved import compare_kept, is_kept, keys_of
 from tenterhook.comparing.source import Key
 from tenterhook.comparing.why import code_of, differences
@@ -130,6 +130,7 @@ class _Comparing:
         self.mine = {x: self.alignment.a[x] for x in pairs}
         self.theirs = {x: self.alignment.b[y] for x, y in pairs.items()}
         self.layouts = self._layouts(b if a is None else a, layout or {})
+        self.notes: list[str] = []
 
     def _asked(self, a: nn.Module, match: Selector) -> set[str]:
         """The names that are asked for."""
@@ -157,6 +158,8 @@ class _Comparing:
         )
         free = run(two, inner=self.inner, loss=loss)
         _check_ran(free, inputs)
+        if loss is not None and not any(free.failed):
+            self.notes = without_gradient(free.found, two.parameters)
         judged = reference.truth(two, self.inner) if is_judged else None
         return self._told(two, free, judged, loss)
 
@@ -178,6 +181,9 @@ class _Comparing:
             forced = run(two, force=True, inner=self.inner, loss=loss)
         judged = judge(free, forced, self.theirs, truth)
         rows = [self._row(one, verdict, own, truth) for one, verdict, own in judged.rows]
+        expected = [f"{self.condition}: what was to be expected is {self.condition.expects}"] * bool(
+            str(self.condition)
+        )
         failed = tuple(_failure(error, went) for error, went in zip(free.failed, free.went, strict=True))
         return Comparison(
             rows,
@@ -187,7 +193,7 @@ class _Comparing:
             [*self._alone(free.only_b), *map(escape, self.alignment.only_b)],
             failed,  # type: ignore[arg-type]
             str(self.condition),
-            [f"{self.condition}: what was to be expected is {self.condition.expects}"] if str(self.condition) else [],
+            [*expected, *self.notes],
         )
 
     def _row(self, one: Found, verdict: str, own: Any, truth: reference.Truth | None) -> Row:

@@ -14,11 +14,12 @@ from tenterhook.comparing.side import Side
 from tenterhook.comparing.source import Event, Kept, Key, Live, Source, Stopped
 from tenterhook.comparing.states import put, random_cells, taken
 from tenterhook.values.inputs import call_with
-from tenterhook.values.tree import rebuild_live
+from tenterhook.values.tree import leaves, rebuild_live
 from tenterhook.verbs.undisturbed import as_before
 
 Modules = Mapping[str, nn.Module]  # by their name in a
 Loss = Callable[[Any], Tensor]
+Parameter = tuple[str, Tensor, Tensor]  # the name, that of a and that of b
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Two:
     condition: Condition
     layouts: Mapping[tuple[str, str], Layout] = field(default_factory=dict)
     kept: Mapping[Key, Any] = field(default_factory=dict)
-    parameters: Sequence[tuple[str, Tensor, Tensor]] = ()  # of gradients: the name, that of a and that of b
+    parameters: Sequence[Parameter] = ()  # whose gradients are compared
 
 
 @dataclass
@@ -106,13 +107,15 @@ def _run_a(two: Two, live: Live, sides: list[Side], inner: Sequence[str], loss: 
 
 
 def _call(model: nn.Module, inputs: Any, loss: Loss | None, which: int, two: Two, side: Side) -> None:
-    made = call_with(model, rebuild_live(inputs, lambda _, tensor: tensor.clone()))
+    given = rebuild_live(inputs, lambda _, tensor: tensor.clone())
+    made = call_with(model, given)
     if loss is None:
         return
-    parameters = [(name, pair[which]) for name, *pair in two.parameters if pair[which].requires_grad]
-    grads = torch.autograd.grad(loss(made), [p for _, p in parameters], allow_unused=True)
-    for (name, _), grad in zip(parameters, grads, strict=True):
-        if grad is not None:
+    all_of_it = [*model.parameters(), *(tensor for _, tensor in leaves(given))]  # a pass goes only where it is asked to
+    wanted = {id(tensor): tensor for tensor in all_of_it if tensor.requires_grad}
+    grads = dict(zip(wanted, torch.autograd.grad(loss(made), [*wanted.values()], allow_unused=True), strict=True))
+    for name, *pair in two.parameters:
+        if (grad := grads.get(id(pair[which]))) is not None:
             side.tell(Event(Key(name, "grad"), grad.detach(), owner=name.rpartition(".")[0] or "."))
 
 

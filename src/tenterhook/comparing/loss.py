@@ -1,10 +1,12 @@
 """The loss whose gradients `compare(grad=True)` compares, and what a caller may get wrong about it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from tenterhook.comparing.following import Found
+from tenterhook.comparing.in_turn import Parameter
 from tenterhook.values.tree import describe
 
 
@@ -34,3 +36,14 @@ def loss_of(loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
         raise WrongCallError(f"loss= must give a tensor with one number; it gave {describe(tensor)}")
 
     return checked
+
+
+def without_gradient(found: Sequence[Found], parameters: Sequence[Parameter]) -> list[str]:
+    """A note on the parameters that have got no gradient in either model; an error where no gradient came at all."""
+    came = {one.key.name for one in found if one.key.role == "grad"}
+    missing = [name for name, a, b in parameters if name not in came and a.requires_grad and b.requires_grad]
+    if not any(one.key.role.startswith("grad") for one in found):
+        what = "grad=True, and no gradient came: nothing that requires one leads to the loss"
+        raise WrongCallError(f"{what}; in a checkpoint none comes with use_reentrant=True")
+    more = f" … ({len(missing)} in all)" if len(missing) > 4 else ""
+    return [f"without a gradient in both: {', '.join(missing[:4])}{more}"] if missing else []
