@@ -300,8 +300,14 @@ def test_rows_that_change_edited_rows_only_are_refused(mix):
         sweep(model, x, edits)
 
 
-def test_two_edits_run_alone_and_random_ones_differ_anyway():
-    model, x, calls = nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), [0, 0, 0, 0]
+class Masked(nn.Module):
+    def forward(self, x):
+        return x.index_fill(-1, torch.tensor(0), -torch.inf)
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), Masked()], ids=["plain", "masked"])
+def test_two_edits_run_alone_and_random_ones_differ_anyway(last):
+    model, x, calls = nn.Sequential(nn.Linear(3, 3), last), torch.randn(2, 3), [0, 0, 0, 0]
 
     def counted(i):
         def change(v):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tenterhook.platform.tensors import has_numbers
+from tenterhook.values.numbers import largest
 from tenterhook.values.tree import can_have_gradient, shape_of
 
 CHUNK = 1 << 20  # numbers that are compared at a time
@@ -67,7 +68,7 @@ def apart(a: Tensor, b: Tensor, coarse: float = 0.0) -> Apart:
     if a.device != b.device:
         a = a.to(b.device)
     if a.dtype == b.dtype and torch.equal(a, b):
-        scale = float(_largest(a)) if a.is_floating_point() and a.itemsize > 1 else 0.0  # float8 has no such operation
+        scale = float(largest(a)) if a.is_floating_point() and a.itemsize > 1 else 0.0  # float8 has no such operation
         return Apart(scale=scale, size=a.numel(), eps=eps)
     wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     if not can_have_gradient(a) and not can_have_gradient(b):
@@ -104,13 +105,7 @@ def _sums(a: Tensor, b: Tensor, wide: torch.dtype) -> list[float]:
 
 def _stacked(a: Tensor, b: Tensor) -> list[float]:
     d = b - a
-    return torch.stack([_largest(d), _largest(a), a.dot(a), b.dot(b), a.dot(b), d.dot(a)]).tolist()
-
-
-def _largest(x: Tensor) -> Tensor:
-    """The largest absolute value, NaN where there is one; a norm of infinity takes ten times as long on a CPU."""
-    low, high = x.aminmax()
-    return torch.maximum(-low, high)
+    return torch.stack([largest(d), largest(a), a.dot(a), b.dot(b), a.dot(b), d.dot(a)]).tolist()
 
 
 def _together(sums: list[list[float]], size: int, eps: float) -> Apart:

@@ -14,7 +14,8 @@ from torch import Tensor
 from tenterhook.platform.functorch import is_within_vmap
 from tenterhook.platform.modes import unrecorded
 from tenterhook.platform.tensors import has_numbers
-from tenterhook.values.tree import Omitted, can_have_gradient, leaves, noted, rebuild, version_of
+from tenterhook.values.numbers import difference, largest
+from tenterhook.values.tree import Omitted, leaves, noted, rebuild, version_of
 
 _MEASURE_ALL = 8
 
@@ -153,8 +154,5 @@ def _can_be_read(tensor: Tensor) -> bool:
 def _compared(old: Tensor, new: Tensor) -> list[Any]:
     if old.shape != new.shape or not old.numel():
         return []
-    wide = torch.promote_types(old.dtype, torch.float32 if can_have_gradient(old) else torch.float64)
-    old, new = old.to(wide), new.to(wide)
-    # Equal infinities differ by nothing; subtracted, they would give NaN.
-    apart = torch.where(old == new, 0, new - old).abs()
-    return [_Found(apart.amax(), apart.mean(), apart.numel())]
+    apart = difference(old, new)
+    return [_Found(largest(apart), apart.abs().mean(), apart.numel())]

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from tenterhook.platform.foreach import foreach_norm, foreach_sub
+from tenterhook.values.numbers import difference, largest
 from tenterhook.values.tree import Path, can_have_gradient
 
-_TOGETHER = 8  # outputs, of which the differences are held at a time
 Outputs = dict[Path, Tensor]  # the leaves of an output
 
 
@@ -61,20 +60,16 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def distances(made: dict[int, Outputs], other: Outputs) -> Tensor:
     """How far each of several outputs is from another one, NaN being farthest; a device is waited for once."""
-    each = list(made.values())
-    most = torch.cat([_apart(each[k : k + _TOGETHER], other) for k in range(0, len(each), _TOGETHER)])
+    most = torch.stack([_apart(one, other) for one in made.values()])
     return most.nan_to_num(torch.inf).cpu()
 
 
-def _apart(some: list[Outputs], other: Outputs) -> Tensor:
-    """The largest difference of each of some outputs from another."""
-    most = torch.zeros(len(some), dtype=torch.float64, device="cpu")
-    for path, tensor in other.items():
-        if tensor.numel():
-            apart = foreach_sub([_wide(one[path]) for one in some], [_wide(tensor)] * len(some))
-            found = torch.stack(foreach_norm(apart, torch.inf)).double()
-            most = torch.maximum(most.to(found.device), found)
-    return most
+def _apart(one: Outputs, other: Outputs) -> Tensor:
+    """The largest difference of two outputs."""
+    found = [largest(difference(tensor, one[path])).double() for path, tensor in other.items() if tensor.numel()]
+    if not found:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    return torch.stack([tensor.to(found[0].device) for tensor in found]).amax()
 
 
 def _wide(tensor: Tensor) -> Tensor:
