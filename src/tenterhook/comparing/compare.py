@@ -130,7 +130,8 @@ class _Comparing:
         self.mine = {x: self.alignment.a[x] for x in pairs}
         self.theirs = {x: self.alignment.b[y] for x, y in pairs.items()}
         self.layouts = self._layouts(b if a is None else a, layout or {})
-        self.notes: list[str] = []
+        expects = f"{condition}: what was to be expected is {condition.expects}"
+        self.notes = [expects] if str(condition) else []
 
     def _asked(self, a: nn.Module, match: Selector) -> set[str]:
         """The names that are asked for."""
@@ -159,7 +160,7 @@ class _Comparing:
         free = run(two, inner=self.inner, loss=loss)
         _check_ran(free, inputs)
         if loss is not None and not any(free.failed):
-            self.notes = without_gradient(free.found, two.parameters)
+            self.notes += without_gradient(free.found, two.parameters)
         judged = reference.truth(two, self.inner) if is_judged else None
         return self._told(two, free, judged, loss)
 
@@ -181,9 +182,6 @@ class _Comparing:
             forced = run(two, force=True, inner=self.inner, loss=loss)
         judged = judge(free, forced, self.theirs, truth)
         rows = [self._row(one, verdict, own, truth) for one, verdict, own in judged.rows]
-        expected = [f"{self.condition}: what was to be expected is {self.condition.expects}"] * bool(
-            str(self.condition)
-        )
         failed = tuple(_failure(error, went) for error, went in zip(free.failed, free.went, strict=True))
         return Comparison(
             rows,
@@ -193,7 +191,7 @@ class _Comparing:
             [*self._alone(free.only_b), *map(escape, self.alignment.only_b)],
             failed,  # type: ignore[arg-type]
             str(self.condition),
-            [*expected, *self.notes],
+            self.notes,
         )
 
     def _row(self, one: Found, verdict: str, own: Any, truth: reference.Truth | None) -> Row:
