@@ -1,24 +1,48 @@
 """Parameters that all ranks of a training should have alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from tenterhook.store.batches import Batch
 from tenterhook.store.run import Run
 
 RANKS = "ranks that disagree"
+_STRETCHES = 16  # of a long run that are compared: what has parted once stays apart
+_COLUMNS = ("step", "model", "site", "what", "sum", "sumsq", "count")
 
 
 def compare_ranks(run: Run) -> dict[str, Any] | str:
-    """What differs first, as a finding; or `clean`, or why nothing was compared."""
-    import pyarrow.compute as pc
+    """What differs first, as a finding; or `clean`, or why nothing was compared.
 
-    columns = ("step", "model", "site", "what", "sum", "sumsq", "count")
-    rows = [
-        {**row, "rank": rank}
-        for rank in run.ranks
-        for batch in run.stream("stats", rank).batches(columns)  # never all of a large run at once
-        for row in batch.filter(pc.equal(batch["what"], "parameter")).to_pylist()
-    ]
+    Of a long run some batches are compared, spread evenly, the last one too; where ranks have parted between two of
+    these, the first difference is looked for by halving what is between them.
+    """
+    batches: Sequence[Batch | None] = run.stream("stats", run.ranks[0]).index() or [None]
+    compared, before = False, -1
+    for i in sorted({round(i) for i in np.linspace(0, len(batches) - 1, min(len(batches), _STRETCHES))}):
+        found, both = _parted(run, batches[i])
+        compared |= both
+        if found is not None:
+            return _first(run, batches, before, i) or found
+        before = i
+    return "clean" if compared else "no step was sampled by two ranks"
+
+
+def _first(run: Run, batches: Sequence[Batch | None], good: int, bad: int) -> dict[str, Any] | None:
+    """The first difference after a batch without one, in one with a difference at the latest."""
+    first = None
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        found, _ = _parted(run, batches[middle])
+        good, bad, first = (middle, bad, first) if found is None else (good, middle, found)
+    return first
+
+
+def _parted(run: Run, stretch: Batch | None) -> tuple[dict[str, Any] | None, bool]:
+    """The first difference in the steps of a batch, and whether two ranks have any of these; None: all steps."""
+    rows = [row for rank in run.ranks for row in _rows(run, rank, stretch)]
     seen: dict[Any, tuple[int, Any]] = {}
     compared = False
     for row in sorted(rows, key=lambda r: (r["step"], r["rank"])):
@@ -31,8 +55,25 @@ def compare_ranks(run: Run) -> dict[str, Any] | str:
             then = "wrap the model in DistributedDataParallel; seed all ranks alike before it is built"
             where = {"model": row["model"], "site": row["site"], "what": "parameter", "rank": row["rank"]}
             texts = {"rule": RANKS, "severity": "error", "text": text, "why": why, "then": then}
-            return {"step": row["step"], "until": None, **texts, **where}
-    return "clean" if compared else "no step was sampled by two ranks"
+            return {"step": row["step"], "until": None, **texts, **where}, True
+    return None, compared
+
+
+def _rows(run: Run, rank: int, stretch: Batch | None) -> Iterator[dict[str, Any]]:
+    """The parameters of a rank in these steps."""
+    import pyarrow.compute as pc
+
+    stream = run.stream("stats", rank)
+    index = stream.index()
+    if stretch is None or not index:
+        batches = stream.batches(_COLUMNS)
+    else:
+        near = (batch for batch in index if batch.last >= stretch.first and batch.first <= stretch.last)
+        batches = (found for batch in near if (found := stream.read(batch, _COLUMNS)) is not None)
+    for batch in batches:
+        for row in batch.filter(pc.equal(batch["what"], "parameter")).to_pylist():
+            if stretch is None or stretch.first <= row["step"] <= stretch.last:
+                yield {**row, "rank": rank}
 
 
 def _alike(a: Sequence[float], b: Sequence[float]) -> bool:

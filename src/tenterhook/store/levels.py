@@ -33,6 +33,18 @@ def levels_of(rows: Numbers) -> Codes:
     return codes.astype(np.int16)
 
 
+def stretches(steps: NDArray[np.int64], columns: int) -> NDArray[np.int64]:
+    """Where the columns of a picture begin, each of which is as many steps, in some sampled ones; none is empty."""
+    edges = np.linspace(steps[0], steps[-1] + 1, max(1, columns) + 1)[:-1]
+    starts = np.unique(np.searchsorted(steps, np.floor(edges)))
+    return starts[starts < len(steps)]
+
+
+def pool(codes: Codes, starts: NDArray[np.int64]) -> Codes:
+    """The largest levels of each stretch, which begin at `starts`."""
+    return np.maximum.reduceat(codes, starts, axis=0)
+
+
 class Grid:
     """The levels of one kind of value: a row for each sampled step, a column for each site."""
 
@@ -103,11 +115,8 @@ class Levels:
         if high <= low:
             return np.zeros((0, len(grid.places)), np.int16), self.steps[:0], grid.places
         steps = self.steps[low:high]
-        edges = np.linspace(steps[0], steps[-1] + 1, max(1, columns) + 1)[:-1]
-        starts = np.unique(np.searchsorted(steps, np.floor(edges)))
-        starts = starts[starts < len(steps)]
-        pooled = np.maximum.reduceat(grid.codes[low:high, : len(grid.places)], starts, axis=0)
-        return pooled, steps[starts], grid.places
+        starts = stretches(steps, columns)
+        return pool(grid.codes[low:high, : len(grid.places)], starts), steps[starts], grid.places
 
     def _know(self, batches: Any) -> None:
         for batch in batches:

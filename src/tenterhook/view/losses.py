@@ -29,6 +29,12 @@ class Steps:
         steps = self._read()[0]
         return int(steps[-1]) if len(steps) else -1
 
+    @property
+    def losses(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """All steps, and their losses."""
+        steps, loss, _ = self._read()
+        return steps, loss
+
     def table(self, first: float, last: float, columns: int) -> dict[str, Any]:
         """The steps in this window: of each stretch the mean loss, the lowest, the highest, and the last rate."""
         steps, loss, rate = self._read()
