@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tenterhook import open_run
+from tenterhook.store.batches import Stream
 from tenterhook.store.levels import NOT_FINITE
 from tenterhook.view.answers import Answers, NoAnswer
 from tenterhook.view.sources import calls_of
@@ -156,6 +157,11 @@ def test_ranks_have_their_own(tmp_path):
         Answers(run, 2)
 
 
+def test_the_first_rank_may_be_another_than_0(tmp_path):
+    Made(tmp_path / "run", rank=3).add(5).end()
+    assert told(Answers(open_run(tmp_path / "run")), "run")["sampled"] == 5
+
+
 def test_ranks_are_compared_once_the_run_has_ended(tmp_path):
     made = [Made(tmp_path / "run", rank=rank).add(3 + rank) for rank in (0, 1)]
     answers = Answers(open_run(tmp_path / "run"))
@@ -183,3 +189,29 @@ def test_facts_that_are_no_numbers_are_told_as_text(tmp_path):
     )
     run = told(Answers(open_run(made.folder)), "run")
     assert run["overhead"] == "Infinity" and [model["name"] for model in run["models"]] == ["x"]
+
+
+def test_all_sites_at_once_are_told_as_each_by_itself(answers):
+    at_once = {name: json.loads(data) for name, data in answers.everything(1000, 20) if name.startswith("site/")}
+    assert {"site/net/a", "site/net/a.weight", "site/net/blocks"} <= at_once.keys()
+    assert at_once["site/net/blocks"]["kinds"] == {}
+    for name, one in at_once.items():
+        assert one == told(answers, name, columns="20")
+
+
+def test_a_report_reads_each_batch_once(run, monkeypatch):
+    read, plain = [], Stream.read
+
+    def noted(self, batch, *rest):
+        if self.path.stem == "stats":
+            read.append(batch.offset)
+        return plain(self, batch, *rest)
+
+    monkeypatch.setattr(Stream, "read", noted)
+    assert len(list(Answers(run).everything(1000, 20))) > 20
+    assert len(read) == 10 == len(set(read))
+
+
+def test_of_a_long_run_some_batches_are_read(answers, monkeypatch):
+    site = next(json.loads(data) for name, data in answers.everything(100, 5) if name == "site/net/b")
+    assert site["share"] == 0.5 and site["kinds"]["output"]["step"] == [0, 400, 800, 1400, 1800]

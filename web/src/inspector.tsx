@@ -21,7 +21,7 @@ export function Inspector({ node, run, where, from, to, revision, onSource, onCl
     () => loadJson(`site/${node.model}/${node.site}`, where, window), [node.key, where.run, where.rank, window.from, window.to, revision],
   );
   const module = run.models.find((one) => one.name === node.model)?.modules.find((one) => one.site === node.site);
-  const findings = run.findings.filter((one: Finding) => key(one.model ?? "", one.site ?? "") === key(node.model, node.site));
+  const findings = run.findings.filter((one: Finding) => (one.rank ?? run.rank) === run.rank && key(one.model ?? "", one.site ?? "") === key(node.model, node.site));
   const kinds = Object.entries(asked.data?.kinds ?? {}).sort(([a], [b]) => order(a) - order(b));
   const dtypes = [...new Set(run.places.filter((p) => p[0] === node.model && p[1] === node.site && p[3]).map((p) => p[3]))];
   const shapes = Object.entries(module?.shapes ?? {});
@@ -39,6 +39,7 @@ export function Inspector({ node, run, where, from, to, revision, onSource, onCl
       {!asked.error && !kinds.length && (asked.data ? (
         <p class="quiet">Nothing was measured here in these steps{node.children.length ? "; what is below it may have been" : ""}. Reset the window (0), or record with <code>--sites</code> that include it.</p>
       ) : <p class="quiet">reading …</p>)}
+      {kinds.length > 0 && <p class="facts"><b>blue line</b>: RMS, grey line: largest value. Below, where the values are, by sign and size: the {document.documentElement.dataset.theme === "dark" ? "brighter" : "darker"}, the more.</p>}
       {kinds.map(([what, values]) => <Kind key={what} what={what} values={values} from={from} to={to} />)}
       {asked.data && asked.data.share < 1 && <p class="quiet">Histograms are of {percent(asked.data.share)} of the batches in these steps. Zoom in for all of them.</p>}
     </section>

@@ -17,7 +17,7 @@ export function Story({ run, onGo, selected }: Props) {
       <ol>
         {groups.map((group) => (
           <li class="group">
-            {group.map((i, k) => <Item finding={run.findings[i]!} follows={k > 0} onGo={onGo} selected={selected} number={i} />)}
+            {together(group, run).map(({ i, ranks }, k) => <Item finding={run.findings[i]!} ranks={said(ranks, run)} follows={k > 0} onGo={onGo} selected={selected} number={i} />)}
           </li>
         ))}
       </ol>
@@ -33,13 +33,39 @@ export function Story({ run, onGo, selected }: Props) {
   );
 }
 
-function Item({ finding, follows, onGo, selected, number }: { finding: Finding; follows: boolean; onGo: (finding: Finding) => void; selected: string; number: number }) {
+/** The findings of a group, those that several ranks have made alike as one: that of the shown rank, if it has it. */
+export function together(group: number[], run: Run): { i: number; ranks: number[] }[] {
+  const found = new Map<string, { i: number; ranks: number[] }>();
+  for (const i of group) {
+    const { rule, model, site, what, severity, rank } = run.findings[i]!;
+    const alike = JSON.stringify([rule, model, site, what, severity]);
+    const known = found.get(alike);
+    const isNew = rank === undefined || !known?.ranks.includes(rank);
+    if (!known || !isNew) found.set(known ? `${alike}${i}` : alike, { i, ranks: rank === undefined ? [] : [rank] });
+    else {
+      known.ranks.push(rank!);
+      if (rank === run.rank) known.i = i;
+    }
+  }
+  return [...found.values()];
+}
+
+/** rank 2; ranks 0, 3; all ranks */
+function said(ranks: number[], run: Run): string {
+  if (run.ranks.length < 2 || !ranks.length) return "";
+  if (run.ranks.every((rank) => ranks.includes(rank))) return "all ranks";
+  const sorted = [...ranks].sort((a, b) => a - b);
+  return `${ranks.length > 1 ? "ranks" : "rank"} ${sorted.length > 4 ? `${sorted.slice(0, 4).join(", ")} and ${sorted.length - 4} more` : sorted.join(", ")}`;
+}
+
+function Item({ finding, ranks, follows, onGo, selected, number }: { finding: Finding; ranks: string; follows: boolean; onGo: (finding: Finding) => void; selected: string; number: number }) {
   const mine = `${finding.model}/${finding.site}` === selected;
   return (
     <button type="button" class={`finding${follows ? " follows" : ""}${mine ? " mine" : ""}`} data-finding={number} onClick={() => onGo(finding)}>
       <span class={`badge ${finding.severity}`} aria-label={finding.severity}>{MARKS[finding.severity] ?? "●"}</span>
       <span>
         <b>{finding.rule}</b> <span class="where">{finding.site ?? ""}</span>
+        {ranks && <span class="ranks">{ranks}</span>}
         <span class="step">{finding.until === null ? `step ${finding.step}` : `steps ${finding.step}–${finding.until}`}</span>
         <span class="evidence">{finding.text}</span>
       </span>

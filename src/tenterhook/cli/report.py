@@ -11,9 +11,7 @@ from tenterhook.say import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook report`."""
     latest = [".tenterhook/latest"]
-    parser.add_argument(
-        "run", nargs="*", default=latest, help="its folder (.tenterhook/latest); others to compare with"
-    )
+    parser.add_argument("run", nargs="*", default=latest, help="its folder (.tenterhook/latest), and others")
     parser.add_argument("--ranks", metavar="N,N", type=_ranks, help="only these ranks (all, of more than 8 the first)")
     parser.add_argument("-o", "--out", default="report.html", help="the file (report.html)")
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook view`."""
     latest = [".tenterhook/latest"]
-    parser.add_argument(
-        "run", nargs="*", default=latest, help="its folder (.tenterhook/latest); another to compare with"
-    )
+    parser.add_argument("run", nargs="*", default=latest, help="its folder (.tenterhook/latest), and others")
     parser.add_argument("--port", type=int, default=0, help="where to listen (any free one)")
     parser.add_argument("--host", default="127.0.0.1", help="on which address (127.0.0.1: this machine only)")
     parser.add_argument("--open", action="store_true", help="open a browser, too")

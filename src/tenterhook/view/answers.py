@@ -43,6 +43,7 @@ class Answers:
         self.levels = Levels(*(run.stream(name, rank) for name in ("places", "levels", "stats")))
         self.steps = losses.Steps(run.stream("steps", rank))
         self._last_word: Verdict | None = None
+        self._apart: tuple[Any, differences.Partings] | None = None
 
     def answer(self, name: str, window: Mapping[str, str], other: "Answers | None" = None) -> bytes:
         """The answer with this name; `window` may say `from`, `to` and `columns`. Differences are those to `other`."""
@@ -150,15 +151,21 @@ class Answers:
         """Of one kind of value as a matrix; without a kind, the first of each."""
         for one in (self, other):
             one.levels.update()
+        known = self._partings(other)
         if not what:
-            kinds = {kind: differences.Differences.of(self.levels, other.levels, kind).told() for kind in _KINDS}
-            known = {kind: one for kind, one in kinds.items() if one is not None}
-            return _json({"kinds": known, "loss": differences.of_losses(self.steps, other.steps)})
+            return _json(differences.told(self, other, known, _KINDS))
         found = differences.Differences.of(self.levels, other.levels, what)
         codes, steps = found.pooled(first, last, columns)
         end = int(found.steps[-1]) + 1 if len(found.steps) else 0
         head = {"what": what, "places": found.places, "steps": steps.tolist(), "end": min(end, last + 1)}
-        return _packed({**head, "first": found.first}, codes)
+        return _packed({**head, "first": [known.first.get((*name, what)) for name in found.names]}, codes)
+
+    def _partings(self, other: "Answers") -> differences.Partings:
+        """Worked out again when one of the two has grown."""
+        key = other, self.levels.many, other.levels.many
+        if self._apart is None or self._apart[0] != key:
+            self._apart = key, differences.Partings(self, other)
+        return self._apart[1]
 
 
 def _packed(head: dict[str, Any], codes: Codes) -> bytes:

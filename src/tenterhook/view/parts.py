@@ -1,6 +1,6 @@
 """Rows of statistics as NumPy has them, merged as they are read: what is kept of a long run is small."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -112,7 +112,7 @@ def _rows(batch: Any, numbers: PlaceNumbers) -> Parts:
     bins, counts = (_flat(batch[name], sizes) for name in ("bins", "counts"))
     fine = (bins >= 0) & (bins < BINS)
     return Parts(
-        place=_places(batch, numbers),
+        place=places_of(batch, numbers),
         step=steps,
         last=steps,
         numbers=table,
@@ -126,15 +126,16 @@ def _rows(batch: Any, numbers: PlaceNumbers) -> Parts:
     ).in_order()
 
 
-def _places(batch: Any, numbers: PlaceNumbers) -> Integers:
-    """The number of the place of each row."""
+def places_of(batch: Any, numbers: PlaceNumbers, called: Callable[[str], str] = str) -> Integers:
+    """The number of the place of each row; `called` may give its model another name."""
     codes, texts = np.zeros(len(batch), np.int64), []
     for name in ("model", "site", "what"):
         column = batch[name].fill_null("").dictionary_encode()
         codes = codes * max(1, len(column.dictionary)) + column.indices.to_numpy(zero_copy_only=False)
         texts.append(batch[name])
     known, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    mine = [numbers.of(tuple(text[i].as_py() or "" for text in texts)) for i in first.tolist()]  # type: ignore[arg-type]
+    named = [[text[i].as_py() or "" for text in texts] for i in first.tolist()]
+    mine = [numbers.of((called(model), site, what)) for model, site, what in named]
     return np.array(mine, np.int64)[inverse] if len(known) else codes
 
 

@@ -82,12 +82,12 @@ def _packed(runs: Sequence[Run], ranks: Collection[int] | None) -> bytes:
 
 
 def _answers(runs: dict[str, Run], ranks: Collection[int] | None) -> Iterator[tuple[str, bytes]]:
-    yield "runs", json.dumps({"first": next(iter(runs)), "names": list(runs)}).encode()
+    chosen = {name: ranks_of(run, ranks) for name, run in runs.items()}
+    yield "runs", json.dumps({"first": next(iter(runs)), "names": list(runs), "ranks": chosen}).encode()
     first: Answers | None = None
     for run_name, run in runs.items():
-        chosen = ranks_of(run, ranks)
-        for rank in chosen:
-            answers = Answers(run, rank, run_name, chosen)
+        for rank in chosen[run_name]:
+            answers = Answers(run, rank, run_name, chosen[run_name])
             own = f"{run_name}/{rank}"
             for name, answer in answers.everything(_COLUMNS, _STRETCHES):
                 yield f"{own}/{name}", answer
