@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write it; 2 where there is no such run, or the file cannot be written."""
     from tenterhook.store import open_run
-    from tenterhook.view.report import write_report
+    from tenterhook.view.report import ranks_of, write_report
 
     try:
         runs = [open_run(run) for run in options.run]
@@ -27,9 +27,17 @@ def run(options: argparse.Namespace) -> int:
     except (TenterhookError, ImportError, OSError) as error:
         say(f"tenterhook report: {error}")
         return 2
+    for run in runs:
+        if (chosen := len(ranks_of(run, options.ranks))) < len(run.ranks):
+            say(
+                f"{run.folder.name}: {chosen} of its {len(run.ranks)} ranks are in it; --ranks chooses them", sys.stdout
+            )
     say(f"{path} · {path.stat().st_size / 1e6:.1f} MB · open it in a browser: {path.resolve().as_uri()}", sys.stdout)
     return 0
 
 
 def _ranks(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} are no ranks; numbers with commas between are, e.g. 0,3") from None

@@ -62,7 +62,7 @@ def ranks_of(run: Run, asked: Collection[int] | None) -> tuple[int, ...]:
         if none := sorted(set(asked) - set(ranks)):
             has = f"it has {', '.join(map(str, ranks))}"
             raise NoAnswer(f"there is no rank {', '.join(map(str, none))} in {run.folder.name}; {has}")
-        return tuple(sorted(asked))
+        return tuple(sorted(set(asked)))
     bad = {row["rank"] for row in run.findings().to_pylist()} if len(ranks) > _RANKS else set()
     return tuple(sorted(sorted(ranks, key=lambda rank: (rank != ranks[0], rank not in bad, rank))[:_RANKS]))
 
