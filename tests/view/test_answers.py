@@ -11,6 +11,7 @@ from tenterhook import open_run
 from tenterhook.store.batches import Stream
 from tenterhook.store.levels import NOT_FINITE
 from tenterhook.view.answers import Answers, NoAnswer
+from tenterhook.view.parts import Parts
 from tenterhook.view.sources import calls_of
 from tests.view.made import FORWARD, SOURCE, Made, describe, finding
 
@@ -212,6 +213,17 @@ def test_a_report_reads_each_batch_once(run, monkeypatch):
     assert len(read) == 10 == len(set(read))
 
 
-def test_of_a_long_run_some_batches_are_read(answers, monkeypatch):
+def test_of_a_long_run_some_batches_are_read(answers):
     site = next(json.loads(data) for name, data in answers.everything(100, 5) if name == "site/net/b")
-    assert site["share"] == 0.5 and site["kinds"]["output"]["step"] == [0, 400, 800, 1400, 1800]
+    assert site["share"] == 0.5 and site["kinds"]["output"]["step"] == [0, 400, 800, 1200, 1800]
+
+
+def test_what_a_report_keeps_does_not_grow_with_the_run(tmp_path, monkeypatch):
+    kept, plain = [], Parts.joined
+    monkeypatch.setattr(Parts, "joined", lambda parts: kept.append(sum(len(one.step) for one in parts)) or plain(parts))
+    for batches in (5, 50):
+        made = Made(tmp_path / f"{batches}")
+        for _ in range(batches):
+            made.add(20)
+        list(Answers(open_run(made.end())).everything(100, 10))
+    assert kept == [10 * 25, 10 * 25]  # of each of 25 places as many as a histogram has stretches

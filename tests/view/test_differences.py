@@ -161,9 +161,14 @@ def test_it_is_worked_out_again_when_a_run_has_grown(plain, tmp_path):
     run = Made(tmp_path / "run", SITES, change=from_step(130, 0, "sumsq", lambda v: v * 9)).add(10)
     other = Answers(open_run(run.folder))
     assert told(plain, other)["kinds"]["output"]["differ"] == 0
-    run.add(10)
-    assert told(plain, other)["kinds"]["output"]["differ"] == 1
+    assert told(other, plain)["kinds"]["output"]["differ"] == 0
+    for change in (from_step(150, 0, "sum", lambda v: v + 50), from_step(0, 5, "max", lambda v: v * 2)):
+        run.change = change
+        run.add(10)
+        assert told(plain, other)["kinds"]["output"]["differ"] == told(other, plain)["kinds"]["output"]["differ"]
     run.end()
+    found = told(plain, other)["kinds"]["output"]
+    assert found["differ"] == 2 and found["first"]["at"][:2] == [150, "mean"]
 
 
 def test_without_another_there_is_no_answer(plain):

@@ -11,6 +11,7 @@ import { number, percent } from "./text.ts";
 
 interface Props { node: Node; run: Run; where: Where; from: number; to: number; revision: number; onSource: () => void; onClose: () => void }
 
+const [LEFT, RIGHT] = [44, 14]; // beside a chart and the histogram below it
 const NAMES: Record<string, string> = {
   input: "input", output: "output", output_grad: "gradient at the output", parameter: "weight", parameter_grad: "gradient", update: "update",
 };
@@ -61,7 +62,7 @@ function Kind({ what, values, from, to }: { what: string; values: Values; from: 
     <div class="kindbox" data-kind={what}>
       <h3>{NAMES[what] ?? what} <small>{values.count.toLocaleString("en-US")} values</small></h3>
       {bad.length > 0 && <p class="error">not finite: {bad.map(([name, many]) => `${many} ${name}`).join(", ")}</p>}
-      <Chart steps={values.step} lines={lines} from={from} to={to} height={84} left={44} right={4} log label={`rms and largest value of ${what} over time`} />
+      <Chart steps={values.step} lines={lines} from={from} to={to} height={84} left={LEFT} right={RIGHT} log label={`rms and largest value of ${what} over time`} />
       <Histogram values={values} from={from} to={to} label={`histogram of ${what} over time`} />
       <dl>
         {([["mean", values.mean[last]], ["std", values.std[last]], ["min", values.min[last]], ["max", values.max[last]]] as const).map(([name, value]) => <div><dt>{name}</dt><dd>{number(value)}</dd></div>)}
@@ -84,12 +85,11 @@ function Histogram({ values, from, to, label }: { values: Values; from: number; 
   const [ref, { width }] = useSize();
   const canvas = useRef<HTMLCanvasElement | null>(null);
   const height = 92;
-  const left = 44;
   const look = document.documentElement.dataset.theme;
   const bins = values.shares[0]?.length ?? 0;
   useEffect(() => {
     const board = canvas.current;
-    const wide = width - left - 4;
+    const wide = width - LEFT - RIGHT;
     if (!board || wide < 20 || !bins) return;
     const ratio = devicePixelRatio || 1;
     board.width = wide * ratio;
@@ -119,7 +119,7 @@ function Histogram({ values, from, to, label }: { values: Values; from: number; 
       <span style={px({ top: 0 })}>{size(values.high + 1)}</span>
       <span style={px({ top: "calc(50% - .6em)" })}>0</span>
       <span style={px({ bottom: 0 })}>−{size(values.high + 1)}</span>
-      <canvas ref={canvas} style={px({ left, width: Math.max(0, width - left - 4), height })} />
+      <canvas ref={canvas} style={px({ left: LEFT, width: Math.max(0, width - LEFT - RIGHT), height })} />
     </div>
   );
 }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tenterhook.store.arrays import array
-from tenterhook.store.batches import Batch
+from tenterhook.store.batches import Batch, spread
 from tenterhook.store.run import Run
 from tenterhook.store.schemas import arrow
 
@@ -24,7 +24,7 @@ def compare_ranks(run: Run) -> dict[str, Any] | str:
     """
     batches: Sequence[Batch | None] = run.stream("stats", run.ranks[0]).index() or [None]
     compared, before = False, -1
-    for i in sorted({round(i) for i in np.linspace(0, len(batches) - 1, min(len(batches), _STRETCHES))}):
+    for i in spread(len(batches), _STRETCHES):
         found, both = _parted(run, batches[i])
         compared |= both
         if found is not None:

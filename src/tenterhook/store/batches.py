@@ -58,6 +58,12 @@ def checksum(facts: str, of_bytes: int) -> int:
     return zlib.crc32(facts.encode(), of_bytes)
 
 
+def spread(many: int, most: int) -> list[int]:
+    """At most so many of the numbers below `many`, evenly, the first and the last too."""
+    chosen = min(many, most)
+    return sorted({i * (many - 1) // max(1, chosen - 1) for i in range(chosen)})
+
+
 class Stream:
     """A stream on disk, which may still grow. `dropped` says what was left out by what was read so far."""
 

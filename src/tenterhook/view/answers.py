@@ -43,7 +43,7 @@ class Answers:
         self.levels = Levels(*(run.stream(name, rank) for name in ("places", "levels", "stats")))
         self.steps = losses.Steps(run.stream("steps", rank))
         self._last_word: Verdict | None = None
-        self._apart: tuple[Any, differences.Partings] | None = None
+        self._apart: tuple[Answers, tuple[int, int], differences.Partings] | None = None
 
     def answer(self, name: str, window: Mapping[str, str], other: "Answers | None" = None) -> bytes:
         """The answer with this name; `window` may say `from`, `to` and `columns`. Differences are those to `other`."""
@@ -161,11 +161,14 @@ class Answers:
         return _packed({**head, "first": [known.first.get((*name, what)) for name in found.names]}, codes)
 
     def _partings(self, other: "Answers") -> differences.Partings:
-        """Worked out again when one of the two has grown."""
-        key = other, self.levels.many, other.levels.many
-        if self._apart is None or self._apart[0] != key:
-            self._apart = key, differences.Partings(self, other)
-        return self._apart[1]
+        """Those to this other one, as far as both have grown; one pair is kept."""
+        grown = self.levels.many, other.levels.many
+        if self._apart is None or self._apart[0] is not other:
+            self._apart = other, (-1, -1), differences.Partings(self, other)
+        if self._apart[1] != grown:
+            self._apart[2].update()
+            self._apart = other, grown, self._apart[2]
+        return self._apart[2]
 
 
 def _packed(head: dict[str, Any], codes: Codes) -> bytes:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tenterhook.stats.arithmetic import Numbers
 from tenterhook.stats.columns import BINS
-from tenterhook.store.batches import Batch
+from tenterhook.store.batches import Batch, spread
 from tenterhook.view.parts import Parts, PlaceNumbers, parts_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _spread(answers: "Answers", first: float, last: float, most: int) -> tuple[I
     if not index:
         return stream.batches(), 1, 1.0
     index = [batch for batch in index if batch.last >= first and batch.first <= last]
-    chosen = sorted({round(i) for i in np.linspace(0, len(index) - 1, min(len(index), most))})
+    chosen = spread(len(index), most)
     found = (stream.read(index[i]) for i in chosen)
     return (batch for batch in found if batch is not None), len(chosen), len(chosen) / max(1, len(index))
 

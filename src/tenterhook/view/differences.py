@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.store.batches import Batch
+from tenterhook.store.batches import Batch, spread
 from tenterhook.store.levels import (
     NOT_FINITE,
     NOTHING,
@@ -50,40 +50,49 @@ class First(NamedTuple):
 
 
 class Partings:
-    """The first difference of each place, and how many of the samples were read for it."""
+    """The first difference of each place, and what share of the batches was read for it; `update` reads what is new."""
 
     def __init__(self, a: "Answers", b: "Answers") -> None:
-        self.share = 1.0
         self.first: dict[Place, First] = {}  # as the places are called in both
-        for kind in {place[2] for place in a.levels.places}:
+        self.share = 1.0
+        self._both = a, b
+        self._seen = 0, 0  # batches of each
+        self._read: set[int] = set()  # batches of the first
+        self._numbers = PlaceNumbers()
+
+    def update(self) -> None:
+        """Read what has come since."""
+        a, b = self._both
+        for kind in a.levels.grids:
             both = Differences.of(a.levels, b.levels, kind)
             for name, first in zip(both.names, both.first, strict=True):
                 if first is not None:
                     self._keep((*name, kind), first)
-        self._read(a, b)
+        mine, theirs = (one.run.stream("stats", one.rank) for one in (a, b))
+        index, others = mine.index(), theirs.index()
+        lows = np.searchsorted([batch.last for batch in others], [batch.first for batch in index]).tolist()
+        highs = np.searchsorted([batch.first for batch in others], [batch.last for batch in index], "right").tolist()
+        fresh = [i for i in range(len(index)) if i >= self._seen[0] or highs[i] > self._seen[1]]
+        chosen = [fresh[k] for k in spread(len(fresh), _MOST_BATCHES)]
+        self._seen = len(index), len(others)
+        self._read.update(chosen)
+        self.share = len(self._read) / max(1, len(index))
+        known: dict[Batch, Any] = {}  # of the other, which the next batch may need again
+        for i in chosen:
+            near = others[lows[i] : highs[i]]
+            known = {batch: known[batch] if batch in known else theirs.read(batch, _READ) for batch in near}
+            one = mine.read(index[i], _READ) if near else None
+            for other in known.values():
+                if one is not None and other is not None:
+                    self._compare(_values(one, self._numbers, a.levels), _values(other, self._numbers, b.levels))
 
     def _keep(self, place: Place, first: First) -> None:
         known = self.first.get(place)
         if known is None or first.step <= known.step:
             self.first[place] = first
 
-    def _read(self, a: "Answers", b: "Answers") -> None:
-        mine, theirs = (one.run.stream("stats", one.rank) for one in (a, b))
-        index, others = mine.index(), theirs.index()
-        chosen = sorted({round(i) for i in np.linspace(0, len(index) - 1, min(len(index), _MOST_BATCHES))})
-        self.share = len(chosen) / max(1, len(index))
-        numbers = PlaceNumbers()
-        known: dict[Batch, Any] = {}  # of the other, which the next batch may need again
-        for i in chosen:
-            near = [batch for batch in others if batch.last >= index[i].first and batch.first <= index[i].last]
-            known = {batch: known[batch] if batch in known else theirs.read(batch, _READ) for batch in near}
-            one = mine.read(index[i], _READ)
-            for other in known.values():
-                if one is not None and other is not None:
-                    self._compare(_values(one, numbers, a.levels), _values(other, numbers, b.levels), numbers)
-
-    def _compare(self, a: "_Values", b: "_Values", numbers: PlaceNumbers) -> None:
-        places = len(numbers.places)
+    def _compare(self, a: "_Values", b: "_Values") -> None:
+        places = len(self._numbers.places)
         _, at, other = np.intersect1d(a.steps * places + a.places, b.steps * places + b.places, return_indices=True)
         x, y = a.numbers[at], b.numbers[other]
         with np.errstate(all="ignore"):
@@ -97,7 +106,7 @@ class Partings:
             first = First(
                 int(a.steps[at[row]]), _STATISTICS[statistic], float(x[row, statistic]), float(y[row, statistic])
             )
-            self._keep(numbers.places[int(a.places[at[row]])], first)
+            self._keep(self._numbers.places[int(a.places[at[row]])], first)
 
 
 class Differences(NamedTuple):
