@@ -140,12 +140,12 @@ class Made:
         for sample, place in zero:
             rms[sample, place] = 0
         numbers, columns = rows_of(self.places, steps, rms, broken, self.change)
-        self.writer.write("stats", columns)
         if not self.samples:
             texts = zip(*self.places, strict=True)
             named = dict(zip(("model", "site", "what"), map(list, texts), strict=True))
             dtypes = ["float32"] * len(self.places)
             self.writer.write("places", {"place": list(range(len(self.places))), **named, "dtype": dtypes})
+        self.writer.write("stats", columns)
         codes = levels_of(Numbers(numbers))
         listed = [list(range(len(self.places))), *[None] * (samples - 1)]
         levels = lists(np.arange(samples + 1) * len(self.places), codes, arrow().int16())

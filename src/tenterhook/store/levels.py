@@ -98,14 +98,25 @@ class Levels:
         before = self.many
         places, levels, stats = self._streams
         self._room = sum(batch.rows for batch in levels.index()) if not self.many else 0  # to grow is to copy all
-        if levels.index():
+        if self._are_missing():
+            for batch in stats.news(("step", "model", "site", "what", *_NEEDED)):
+                self._work_out(batch)
+        else:
             self._know(places.news())
             for batch in levels.news():
                 self._take(batch)
-        else:  # a run that is older than the levels: from its statistics, once for each batch
-            for batch in stats.news(("step", "model", "site", "what", *_NEEDED)):
-                self._work_out(batch)
         return self.many != before
+
+    def _are_missing(self) -> bool:
+        """Whether the run is older than levels, or has lost them: then they are worked out from its statistics.
+
+        A recorder writes places, then statistics, then levels: of a run that has just begun they are about to come.
+        """
+        places, levels, stats = self._streams
+        known = len(stats.index())  # before the others, which may grow meanwhile
+        if not known:
+            return not stats.path.with_suffix(".index").exists()
+        return not levels.index() and (known > 1 or not places.index() or stats.has_ended)
 
     def pooled(self, what: str, first: float, last: float, columns: int) -> tuple[Codes, NDArray[np.int64], list[int]]:
         """The largest levels in each stretch of time: a row for each, the step it begins with, and the places."""
@@ -132,6 +143,8 @@ class Levels:
         codes = batch["levels"].flatten().to_numpy(zero_copy_only=False)
         ends = np.cumsum(batch["levels"].value_lengths().to_numpy(zero_copy_only=False))
         places = batch["places"].flatten().to_numpy(zero_copy_only=False)
+        if len(places) and places.max() >= len(self.places):  # they have come since the others were read
+            self._know(self._streams[0].news())
         sizes = batch["places"].value_lengths()
         news = np.flatnonzero(batch["places"].is_valid().to_numpy(zero_copy_only=False)).tolist()
         starts = np.cumsum([0, *sizes.drop_null().to_pylist()]).tolist()

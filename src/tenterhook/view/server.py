@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -65,7 +66,8 @@ def app_for(given: Sequence[Run], token: str, hosts: frozenset[str]) -> Starlett
         Route("/api/events", tell),
         Route("/api/answer/{name:path}", show_answer),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token, hosts=hosts)])
+    errors: Any = {HTTPException: lambda _, error: _error(error.status_code, error.detail)}
+    return Starlette(routes=routes, exception_handlers=errors, middleware=[Middleware(Guard, token=token, hosts=hosts)])
 
 
 def _rank(text: str | None) -> int | None:
