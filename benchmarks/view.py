@@ -6,6 +6,7 @@ The run is made up: no training has so many samples in a minute. "Cold" is the f
 import argparse
 import gzip
 import http.client
+import resource
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,12 @@ def main() -> None:
                 again, _ = ask(server, name, **window)
                 cold = f"{seconds * 1e3:,.0f} ms cold ({cpu * 1e3:,.0f} of CPU)"
                 print(f"{name}: {cold}, {again * 1e3:,.0f} ms again, {many / 1e3:,.0f} kB")
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "tenterhook", "report", str(folder), "-o", str(root / "report.html")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        took, size = time.perf_counter() - begin, (root / "report.html").stat().st_size
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6  # of the only child so far
+        print(f"report of it: {took:,.1f} s, {size / 1e6:.1f} MB, at most {memory:.2f} GB of memory")
         with Server(open_run(folder)).beside() as server:
             time.sleep(0.3)
             seconds, _ = ask(server, "site/net/layers.7.q", columns=80)
@@ -108,11 +115,6 @@ def main() -> None:
             print(f"differences from itself: {time.perf_counter() - begin:,.1f} s")
             for name, seconds in chromium(server):
                 print(f"{name}: {seconds * 1e3:,.0f} ms")
-        begin = time.perf_counter()
-        command = [sys.executable, "-m", "tenterhook", "report", str(folder), "-o", str(root / "report.html")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        took, size = time.perf_counter() - begin, (root / "report.html").stat().st_size
-        print(f"report of it: {took:,.1f} s, {size / 1e6:.1f} MB")
         print(f"page: {len(gzip.compress(page().encode())) / 1e3:.0f} kB gzip")
         small = Made(root / "small", [f"blocks.{i // 5}.{'abcde'[i % 5]}" for i in range(100)])
         for _ in range(20):

@@ -111,31 +111,34 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   const ready = width > 0;
   const first = useAnswer<Picture>(ready ? () => picture(run, where, state.show, view) : null, [...asking, run]);
   const loss = useAnswer<Table>(ready ? () => loadJson("steps", where, view) : null, asking);
-  const beside = useMemo<Where>(() => ({ run: state.other, rank: state.otherRank }), [state.other, state.otherRank]);
-  const second = useAnswer<{ picture: Picture; table: Table; run: Run } | null>(ready && state.other ? async () => {
-    const other = await loadJson<Run>("run", beside);
-    const [one, table] = await Promise.all([picture(other, beside, state.show, view), loadJson<Table>("steps", beside, view)]);
-    return { picture: one, table, run: other };
+  const isItself = state.other === run.name && (state.otherRank ?? run.ranks[0]) === run.rank;
+  const other = isItself ? "" : state.other;
+  const tab = isItself && state.tab === "differences" ? "matrix" : state.tab;
+  const beside = useMemo<Where>(() => ({ run: other, rank: state.otherRank }), [other, state.otherRank]);
+  const second = useAnswer<{ picture: Picture; table: Table; run: Run } | null>(ready && other ? async () => {
+    const run = await loadJson<Run>("run", beside);
+    const [one, table] = await Promise.all([picture(run, beside, state.show, view), loadJson<Table>("steps", beside, view)]);
+    return { picture: one, table, run };
   } : null, [...asking, beside]);
-  const apart = useAnswer<Told>(state.other && state.tab === "differences" ? () => loadJson("differences", where, undefined, beside) : null,
-    [where, beside, revision, state.tab === "differences"]);
-  const far = useAnswer<Apart>(ready && state.other && state.tab === "differences" ? () => differences(run, where, beside, state.show, view) : null,
-    [...asking, beside, run, state.tab === "differences"]);
+  const apart = useAnswer<Told>(other && tab === "differences" ? () => loadJson("differences", where, undefined, beside) : null,
+    [where, beside, revision, tab === "differences"]);
+  const far = useAnswer<Apart>(ready && other && tab === "differences" ? () => differences(run, where, beside, state.show, view) : null,
+    [...asking, beside, run, tab === "differences"]);
 
   const roots = useMemo(() => build(run, state.show), [run, state.show]);
   const large = useMemo(() => size(roots) > 80, [roots]);
   const toggled = useMemo(() => new Set(state.toggled), [state.toggled.join("\n")]);
   const rows = useMemo(() => visible(roots, toggled, state.find), [roots, toggled, state.find]);
   const marks = useMemo(() => badges(roots, run.findings.filter((one) => (one.rank ?? run.rank) === run.rank)), [roots, run]);
-  const both = useMemo(() => called(run, state.other ? (second.data?.run ?? null) : null), [run, second.data, state.other]);
+  const both = useMemo(() => called(run, other ? (second.data?.run ?? null) : null), [run, second.data, other]);
   const pictures = useMemo(() => {
     const found = first.data ? [{ name: both[0], picture: first.data }] : [];
-    return second.data && state.other ? [...found, { name: both[1], picture: second.data.picture }] : found;
-  }, [first.data, second.data, state.other, both]);
+    return second.data && other ? [...found, { name: both[1], picture: second.data.picture }] : found;
+  }, [first.data, second.data, other, both]);
   const tables = useMemo(() => {
     const found = loss.data ? [{ name: both[0], table: loss.data }] : [];
-    return second.data && state.other ? [...found, { name: both[1], table: second.data.table }] : found;
-  }, [loss.data, second.data, state.other, both]);
+    return second.data && other ? [...found, { name: both[1], table: second.data.table }] : found;
+  }, [loss.data, second.data, other, both]);
   const scale = useMemo<Scale>(() => {
     if (state.show === "ratio") return RATIO;
     const known = all(roots).filter((node) => node.times === 1);
@@ -156,7 +159,7 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
     const show = shown(finding.what, run) ?? state.show;
     const rank = finding.rank !== undefined && run.ranks.includes(finding.rank) ? finding.rank : run.rank;
     if (rank !== run.rank) change({ rank });
-    open(finding.model, finding.site, show, finding.step, state.tab === "depth" ? "depth" : "matrix");
+    open(finding.model, finding.site, show, finding.step, tab === "depth" ? "depth" : "matrix");
   };
   const goApart = ({ what, model, site, step }: Parting): void =>
     open(model, site, what === "loss" ? state.show : quantityOf(what), step, "differences");
@@ -200,7 +203,7 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
         "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), ",": () => move(-0.25), ".": () => move(0.25),
         n: () => next(1), N: () => next(-1),
         m: () => change({ tab: "matrix" }), d: () => change({ tab: "depth" }), s: () => change({ tab: "source" }), p: () => change({ tab: "pictures" }),
-        ...(state.other ? { c: () => void firstApart() } : {}),
+        ...(other ? { c: () => void firstApart() } : {}),
         t: () => change({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }),
         ...Object.fromEntries(QUANTITIES.map((one, i) => [String(i + 1), () => change({ show: one.key })])),
       });
@@ -238,7 +241,7 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   const none = first.data && !first.data.matrix.places.length;
   return (
     <>
-      <Bar {...{ run, names, state, alive, change }} second={state.other ? (second.data?.run ?? null) : null} onHelp={() => setHelp(true)} />
+      <Bar {...{ run, names, state, alive, change }} second={other ? (second.data?.run ?? null) : null} onHelp={() => setHelp(true)} />
       {!alive && !isFile && <p class="banner" role="alert">The server does not answer: what you see is the last that it said. Start <code>tenterhook view</code> again and open the address that it prints.</p>}
       <main>
         <div class="centre" ref={ref}>
@@ -253,19 +256,19 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
             </div>
             <span class="right">
             <div class="choice tabs" role="tablist">
-              {TABS.filter(([tab]) => state.tab === tab || (tab === "pictures" ? run.pictures?.length : tab !== "differences" || state.other)).map(([tab, name]) => (
-                <button type="button" role="tab" aria-selected={state.tab === tab} onClick={() => change({ tab })}>{name}</button>
+              {TABS.filter(([one]) => one === tab || (one === "pictures" ? run.pictures?.length : one !== "differences" || other)).map(([one, name]) => (
+                <button type="button" role="tab" aria-selected={one === tab} onClick={() => change({ tab: one })}>{name}</button>
               ))}
             </div>
-            {(state.tab === "matrix" || state.tab === "differences") && <button type="button" class="plainbutton" aria-pressed={state.fit} title="all rows at once (f)" onClick={() => change({ fit: !state.fit })}>fit</button>}
+            {(tab === "matrix" || tab === "differences") && <button type="button" class="plainbutton" aria-pressed={state.fit} title="all rows at once (f)" onClick={() => change({ fit: !state.fit })}>fit</button>}
             </span>
           </div>
-          {pictures.length > 1 && state.tab === "matrix" && <p class="two" style={px({ paddingLeft: left, paddingRight: right })}>{pictures.map((one) => <b>{one.name}</b>)}</p>}
-          {state.tab === "differences" && state.other && apart.data && <Differences told={apart.data} names={both} onGo={goApart} />}
-          {state.tab === "differences" && state.other && apart.busy && !apart.data && <p class="apart quiet">comparing …</p>}
+          {pictures.length > 1 && tab === "matrix" && <p class="two" style={px({ paddingLeft: left, paddingRight: right })}>{pictures.map((one) => <b>{one.name}</b>)}</p>}
+          {tab === "differences" && other && apart.data && <Differences told={apart.data} names={both} onGo={goApart} />}
+          {tab === "differences" && other && apart.busy && !apart.data && <p class="apart quiet">comparing …</p>}
           <div class="pane">
             {broken && <p class="error">{broken}</p>}
-            {state.tab === "matrix" && (none || !run.sampled ? (
+            {tab === "matrix" && (none || !run.sampled ? (
               <div class="empty">
                 <p>{run.sampled ? `No ${about.name} were recorded.` : run.ended === null ? "Nothing is sampled so far." : "Nothing was sampled in this run."}</p>
                 <p>{run.sampled ? <>Choose another of the six above, or record them: <code>--what output,output_grad,parameter,parameter_grad,update</code>.</> : run.ended === null ? "The page fills by itself as soon as the training has made its first step." : <>No model was called in training, or it ended before its first step. <code>tenterhook summary</code> has the reasons.</>}</p>
@@ -273,13 +276,13 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
             ) : rows.length ? (
               <Matrix {...layers} {...{ pictures, scale }} />
             ) : <div class="empty"><p>No layer matches “{state.find}”.</p><p>Part of an address or of a class does: <code>attn</code>, <code>Linear</code>. <kbd>Esc</kbd> clears it.</p></div>)}
-            {state.tab === "differences" && !state.other && <div class="empty"><p>There is nothing to compare with.</p><p>Choose another run or rank above, or open two: <code>tenterhook view A B</code>.</p></div>}
-            {state.tab === "differences" && state.other && far.data && (far.data.matrix.places.length && far.data.matrix.steps.length ? (
+            {tab === "differences" && !other && <div class="empty"><p>There is nothing to compare with.</p><p>Choose another run or rank above, or open two: <code>tenterhook view A B</code>.</p></div>}
+            {tab === "differences" && other && far.data && (far.data.matrix.places.length && far.data.matrix.steps.length ? (
               <Matrix {...layers} pictures={[{ name: "", picture: far.data }]} scale={factors} say={sayApart} note={(one) => since(far.data!, one)} />
             ) : <div class="empty"><p>No {about.name} were sampled in the same steps of both.</p><p>Choose another of the six above; what differs of the others is said above.</p></div>)}
-            {state.tab === "depth" && <Depth {...{ roots, pictures, from, to }} show={state.show} selected={state.site} onSelect={select} />}
-            {state.tab === "source" && <Source {...{ run, where, roots, node, scale }} picture={first.data} badges={marks} onSelect={select} />}
-            {state.tab === "pictures" && <Pictures {...{ run, where, node, cursor }} onSelect={(site) => change({ site })} />}
+            {tab === "depth" && <Depth {...{ roots, pictures, from, to }} show={state.show} selected={state.site} onSelect={select} />}
+            {tab === "source" && <Source {...{ run, where, roots, node, scale }} picture={first.data} badges={marks} onSelect={select} />}
+            {tab === "pictures" && <Pictures {...{ run, where, node, cursor }} onSelect={(site) => change({ site })} />}
           </div>
         </div>
         <aside>

@@ -7,8 +7,6 @@ import { counted, percent } from "./text.ts";
 
 interface Props { run: Run; second: Run | null; names: string[]; state: State; alive: boolean; change: (part: Partial<State>) => void; onHelp: () => void }
 
-const ALONE: Partial<State> = { other: "", otherRank: null, tab: "matrix" };
-
 export function Bar({ run, second, names, state, alive, change, onHelp }: Props) {
   const others: [string, number | null, string][] = [
     ...run.ranks.filter((rank) => rank !== run.rank).map((rank): [string, number, string] => [run.name, rank, `rank ${rank}`]),
@@ -22,22 +20,19 @@ export function Bar({ run, second, names, state, alive, change, onHelp }: Props)
     <header class="bar">
       <h1>tenterhook</h1>
       {names.length > 1 ? (
-        <select aria-label="run" title={run.name} value={run.name} onChange={(event) => change({ run: event.currentTarget.value, site: "", from: null, to: null, rank: null, ...(state.other === event.currentTarget.value ? ALONE : {}) })}>
+        <select aria-label="run" title={run.name} value={run.name} onChange={(event) => change({ run: event.currentTarget.value, site: "", from: null, to: null, rank: null })}>
           {names.map((name) => <option value={name}>{name}</option>)}
         </select>
       ) : <b class="runname" title={run.name}>{run.name}</b>}
       {run.ranks.length > 1 && (
-        <select aria-label="rank" value={String(run.rank)} onChange={(event) => {
-          const rank = Number(event.currentTarget.value);
-          change({ rank, ...(state.other === run.name && state.otherRank === rank ? ALONE : {}) });
-        }}>
+        <select aria-label="rank" value={String(run.rank)} onChange={(event) => change({ rank: Number(event.currentTarget.value) })}>
           {run.ranks.map((rank) => <option value={String(rank)}>rank {rank}</option>)}
         </select>
       )}
       {others.length > 0 && (
         <select aria-label="compare with" title={others[chosen]?.[2] ?? "another run or rank, beside this one"} value={String(chosen)} onChange={(event) => {
           const [other, otherRank] = others[Number(event.currentTarget.value)] ?? ["", null];
-          change(other ? { other, otherRank } : ALONE);
+          change({ other, otherRank, ...(!other && state.tab === "differences" ? { tab: "matrix" } : {}) });
         }}>
           <option value="-1">compare with …</option>
           {others.map(([, , name], i) => <option value={String(i)}>{name}</option>)}
