@@ -113,6 +113,8 @@ def main() -> None:
             begin = time.perf_counter()
             ask(server, "differences", **{"with": folder.name})
             print(f"differences from itself: {time.perf_counter() - begin:,.1f} s")
+        with Server(open_run(folder)).beside() as server:
+            time.sleep(0.3)
             for name, seconds in chromium(server):
                 print(f"{name}: {seconds * 1e3:,.0f} ms")
         print(f"page: {len(gzip.compress(page().encode())) / 1e3:.0f} kB gzip")

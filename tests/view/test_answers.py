@@ -72,6 +72,15 @@ def test_losses_keep_their_extremes(run, answers):
     assert told(answers, "steps", **{"from": "10", "to": "12"})["step"] == [10, 11, 12]
 
 
+@pytest.mark.parametrize("rates", [[[0.1]] * 4, [[0.1, 0.3], None, [], [0.2]], [None] * 4])
+def test_the_rate_of_a_step_is_its_largest(tmp_path, rates):
+    made = Made(tmp_path / "run")
+    made.writer.write("steps", {"step": [0, 1, 2, 3], "loss": [1.0] * 4, "rates": rates})
+    made.writer.write("steps", {"step": [4], "loss": [1.0], "rates": [[0.5, 0.4]]})
+    wanted = [max(one) if one else None for one in rates]
+    assert told(Answers(open_run(made.end())), "steps")["rate"] == [*wanted, 0.5]
+
+
 def test_a_site_is_told_as_its_rows_say(run, answers):
     site = told(answers, "site/net/b", columns="20")
     rows = [row for row in run.stats().to_pylist() if row["site"] == "b" and row["what"] == "output"]

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pyarrow.compute  # noqa: F401 (now, so that the first answer does not wait for it)
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
