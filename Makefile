@@ -31,7 +31,7 @@ browser:
 	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium) >/dev/null || true
 
-# The picture of the page in the README.
+# The pictures of the page in the README and in docs/viewing.md.
 screenshot: $(READY) $(PAGE) browser
 	$(BIN)/tenterhook run --quiet examples/faulty.py
 	$(BIN)/python web/screenshot.py

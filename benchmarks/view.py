@@ -1,4 +1,4 @@
-"""How long a large run takes to be looked at: python benchmarks/view.py [--sites 1000] [--samples 10000]
+"""How long a large run takes to be looked at: python benchmarks/view.py [--sites 1000] [--samples 10000] [--kinds 1]
 
 The run is made up: no training has so many samples in a minute. "Cold" is the first answer of a new server.
 """
@@ -6,7 +6,9 @@ The run is made up: no training has so many samples in a minute. "Cold" is the f
 import argparse
 import gzip
 import http.client
+import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for tests.view.made
 
-from tests.view.made import Made
+from tests.view.made import KINDS, Made
 
 from tenterhook.store import open_run
 from tenterhook.view.page import page
@@ -24,15 +26,15 @@ from tenterhook.view.serve import Server
 BATCH = 16  # samples; as the recorder writes them, by its 16,384 rows
 
 
-def made(folder: Path, sites: int, samples: int) -> Path:
+def made(folder: Path, sites: int, samples: int, kinds: int) -> Path:
     blocks = [f"layers.{i // 8}.{'qkvofgnd'[i % 8]}" for i in range(sites)]
-    run = Made(folder, blocks, kinds=("output",))
+    run = Made(folder, blocks, kinds=KINDS[:kinds])
     for begin in range(0, samples, BATCH):
-        run.add(min(BATCH, samples - begin), broken=[(3, sites // 2)] if begin == BATCH * 100 else ())
+        run.add(min(BATCH, samples - begin), broken=[(3, kinds * (sites // 2))] if begin == BATCH * 100 else ())
     return run.end()
 
 
-def ask(server: Server, name: str, **window: int) -> tuple[float, int]:
+def ask(server: Server, name: str, **window: int | str) -> tuple[float, int]:
     """Seconds and bytes of an answer."""
     words = "&".join(f"{k}={v}" for k, v in {**window, "token": server.token}.items())
     begin = time.perf_counter()
@@ -78,14 +80,16 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--sites", type=int, default=1000)
     options.add_argument("--samples", type=int, default=10000)
+    options.add_argument("--kinds", type=int, default=1, help="of value at each site, 1 to 5")
     given = options.parse_args()
     root = Path(tempfile.mkdtemp())
     try:
         begin = time.perf_counter()
-        folder = made(root / "large", given.sites, given.samples)
+        folder = made(root / "large", given.sites, given.samples, given.kinds)
         size = sum(file.stat().st_size for file in folder.glob("rank-0/*"))
         took = time.perf_counter() - begin
-        print(f"{given.sites:,} sites × {given.samples:,} samples, {size / 1e9:.2f} GB, made in {took:.0f} s")
+        what = f"{given.sites:,} sites × {given.samples:,} samples × {given.kinds}"
+        print(f"{what}, {size / 1e9:.2f} GB, made in {took:.0f} s")
         for name, window in (("matrix/output", {"columns": 1200}), ("run", {}), ("steps", {"columns": 1200})):
             with Server(open_run(folder)).beside() as server:
                 time.sleep(0.3)
@@ -96,10 +100,21 @@ def main() -> None:
                 again, _ = ask(server, name, **window)
                 cold = f"{seconds * 1e3:,.0f} ms cold ({cpu * 1e3:,.0f} of CPU)"
                 print(f"{name}: {cold}, {again * 1e3:,.0f} ms again, {many / 1e3:,.0f} kB")
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "tenterhook", "report", str(folder), "-o", str(root / "report.html")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        took, size = time.perf_counter() - begin, (root / "report.html").stat().st_size
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6  # of the only child so far
+        print(f"report of it: {took:,.1f} s, {size / 1e6:.1f} MB, at most {memory:.2f} GB of memory")
         with Server(open_run(folder)).beside() as server:
             time.sleep(0.3)
             seconds, _ = ask(server, "site/net/layers.7.q", columns=80)
             print(f"site: {seconds * 1e3:,.0f} ms")
+            begin = time.perf_counter()
+            ask(server, "differences", **{"with": folder.name})
+            print(f"differences from itself: {time.perf_counter() - begin:,.1f} s")
+        with Server(open_run(folder)).beside() as server:
+            time.sleep(0.3)
             for name, seconds in chromium(server):
                 print(f"{name}: {seconds * 1e3:,.0f} ms")
         print(f"page: {len(gzip.compress(page().encode())) / 1e3:.0f} kB gzip")

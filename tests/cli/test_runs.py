@@ -1,5 +1,9 @@
 """`tenterhook runs`, `report` and `view`: what they say, and what they leave alone."""
 
+import base64
+import gzip
+import itertools
+import json
 import os
 import re
 import signal
@@ -69,6 +73,41 @@ def test_report(folder, tmp_path, capsys, built_page):
         assert str(tmp_path / file) in capsys.readouterr().out and (tmp_path / file).is_file()
     assert main(["report", str(folder / "3-new"), "-o", str(tmp_path / "out.html" / "x.html")]) == 2
     assert "tenterhook report: " in capsys.readouterr().err and (tmp_path / "out.html").is_file()
+
+
+def test_a_report_of_several_runs_and_ranks(folder, tmp_path, capsys, built_page):
+    out = tmp_path / "out.html"
+    for rank in range(10):
+        found = [finding(1)] if rank == 9 else ()
+        Made(folder / "many", rank=rank).add(2, findings=found).end()
+    for words, wanted in (
+        ([folder / "1-old", folder / "3-new"], {"1-old": [0], "3-new": [0]}),
+        ([folder / "many"], {"many": [0, 1, 2, 3, 4, 5, 6, 9]}),  # of many ranks those with findings, and the first
+        ([folder / "many", "--ranks", "7,2"], {"many": [2, 7]}),
+    ):
+        assert main(["report", *map(str, words), "-o", str(out)]) == 0
+        assert inside(out, "runs")["ranks"] == wanted
+        said = capsys.readouterr().out
+        assert ("2 of its 10 ranks" in said, "8 of its 10 ranks" in said) == (
+            words[1:] == ["--ranks", "7,2"],
+            words == [folder / "many"],
+        )
+    assert inside(out, "many/7/run")["ranks"] == [2, 7]
+    assert inside(out, "many/2/many/7/differences")["kinds"]["output"]["differ"] == 0
+    assert main(["report", str(folder / "many"), "--ranks", "3,12", "-o", str(out)]) == 2
+    assert "there is no rank 12 in many; it has 0, 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", "--ranks", "x"])
+    assert "'x' are no ranks" in capsys.readouterr().err
+
+
+def inside(report, name):
+    """An answer that a report has in it."""
+    packed = re.search(r'id="answers">([^<]*)<', report.read_text())[1]
+    head, _, data = gzip.decompress(base64.b64decode(packed)).partition(b"\n")
+    sizes = json.loads(head)
+    begin = sum(size for _, size in itertools.takewhile(lambda item: item[0] != name, sizes.items()))
+    return json.loads(data[begin : begin + sizes[name]])
 
 
 def test_a_page_that_is_not_built_is_said(folder, tmp_path, capsys, monkeypatch):

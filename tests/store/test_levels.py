@@ -13,6 +13,7 @@ from tenterhook import open_run, watch
 from tenterhook.stats.arithmetic import Numbers
 from tenterhook.stats.columns import INDEX, START
 from tenterhook.store.levels import NOT_FINITE, NOTHING, PER_DECADE, ZERO, Levels, levels_of
+from tenterhook.store.write import RankWriter
 from tests.view.made import Made
 
 
@@ -105,6 +106,48 @@ def test_a_run_that_grows_is_read_on(tmp_path):
     assert found.update() and len(found.steps) == 12
     fresh = levels(open_run(made.end()))
     assert (found.pooled("output", 0, 1e9, 100)[0] == fresh.pooled("output", 0, 1e9, 100)[0]).all()
+
+
+def test_a_run_is_looked_at_whatever_is_written_next(tmp_path, monkeypatch):
+    """A recorder writes one table after another, and a page may look between any two of them."""
+    looking: list[Levels] = []
+    plain = RankWriter.write
+
+    def watched(writer, table, columns):
+        plain(writer, table, columns)
+        for one in looking:
+            one.update()
+
+    monkeypatch.setattr(RankWriter, "write", watched)
+    made = Made(tmp_path / "run", ("a", "b"))
+    run = open_run(made.folder)
+    looking.append(Levels(*(run.stream(name, 0) for name in ("places", "levels", "stats"))))
+    for samples in (3, 7, 10):
+        made.add(samples - made.samples)
+        assert looking[0].many == samples
+    made.end()
+    whole = levels(run)
+    assert whole.steps.tolist() == looking[0].steps.tolist()
+    assert (whole.grids["output"].codes[:10] == looking[0].grids["output"].codes[:10]).all()
+
+
+def test_places_that_come_while_levels_are_read(tmp_path, monkeypatch):
+    made = Made(tmp_path / "run", ("a", "b")).add(1)
+    found = Levels(*(open_run(made.folder).stream(name, 0) for name in ("places", "levels", "stats")))
+    stream, number = found._streams[1], len(made.places)
+    plain = stream.news
+
+    def news():  # the places that are on disk were read before
+        place = {"place": [number], "model": ["net"], "site": ["late"], "what": ["output"], "dtype": [""]}
+        made.writer.write("places", place)
+        made.writer.write("levels", {"step": [10], "places": [[number]], "levels": [[7]]})
+        return plain()
+
+    monkeypatch.setattr(stream, "news", news)
+    found.update()
+    assert found.places[number] == ("net", "late", "output") and "?" not in found.grids
+    assert found.grids["output"].codes[1, found.grids["output"].places.index(number)] == 7
+    made.end()
 
 
 @pytest.mark.parametrize("sites", [1, 3, 40])

@@ -38,8 +38,11 @@ def rms_of(places, steps):
     return 10.0 ** (size + 0.3 * np.sin(np.asarray(steps)[:, None] / 50 + numbers / 3))
 
 
-def rows_of(places, steps, rms, broken=()):
-    """Columns of the table of statistics; `broken` are pairs of a sample's and a place's index with a NaN."""
+def rows_of(places, steps, rms, broken=(), change=None):
+    """Columns of the table of statistics; `broken` are pairs of a sample's and a place's index with a NaN.
+
+    `change` may write into the numbers: steps × places × columns.
+    """
     many, count = len(steps) * len(places), 1000
     numbers = np.zeros((many, len(TABLE)))
     flat = rms.ravel()
@@ -48,6 +51,8 @@ def rows_of(places, steps, rms, broken=()):
     numbers[:, INDEX["min"]], numbers[:, INDEX["max"]] = -3 * flat, 3 * flat
     for sample, place in broken:
         numbers[sample * len(places) + place, INDEX["nan"]] = 1
+    if change is not None:
+        change(np.asarray(steps), numbers.reshape(len(steps), len(places), len(TABLE)))
     pa = arrow()
     exponents = np.clip(np.nan_to_num(np.log2(np.maximum(flat, 1e-37))).astype(int) + 127, 10, 240)
     half = BINS // 2
@@ -77,8 +82,8 @@ def modules_of(sites, source=SOURCE):
     return [{"site": ".", "class": "Net", "source": source, "shapes": {}}, *rest]
 
 
-def describe(folder, sites, rank=0, steps=0, sampled=0, ended="exit 0", **more):
-    model = {"name": "net", "class": "Net", "parameters": 1234, "trainable": 1234, "compiled": False}
+def describe(folder, sites, rank=0, steps=0, sampled=0, ended="exit 0", called="net", **more):
+    model = {"name": called, "class": "Net", "parameters": 1234, "trainable": 1234, "compiled": False}
     known = {"rank": rank, "pid": 1, "steps": steps, "sampled": sampled, "optimizers": 1, "passes": steps}
     rules = [{"rule": "loss is NaN", "state": "clean", "why": ""}]
     info = {**known, "models": [{**model, "modules": modules_of(sites)}], "rules": rules, "failed": None}
@@ -107,10 +112,18 @@ class Made:
     """A run that grows by `add`."""
 
     def __init__(
-        self, folder, sites=("a", "blocks.0.x", "blocks.1.x", "blocks.2.x", "b"), kinds=KINDS, every=10, rank=0
+        self,
+        folder,
+        sites=("a", "blocks.0.x", "blocks.1.x", "blocks.2.x", "b"),
+        kinds=KINDS,
+        every=10,
+        rank=0,
+        change=None,
+        model="net",
     ):
         self.folder, self.sites, self.rank, self.every = folder, sites, rank, every
-        self.places = places_of(sites, kinds)
+        self.places = [(model, site, what) for _, site, what in places_of(sites, kinds)]
+        self.change, self.model = change, model
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "run.json").exists():
             schedule = {"every": every, "dense": 0, "budget": None, "what": list(kinds), "sites": []}
@@ -118,7 +131,7 @@ class Made:
             write_json(folder / "run.json", info)
         self.writer = RankWriter(folder / f"rank-{rank}")
         self.samples = 0
-        describe(folder, sites, rank, ended=None)
+        describe(folder, sites, rank, ended=None, called=model)
 
     def add(self, samples, broken=(), zero=(), findings=()):
         """Write a batch of samples; of `broken` and `zero`, the samples are counted from its first."""
@@ -126,13 +139,13 @@ class Made:
         rms = rms_of(self.places, steps)
         for sample, place in zero:
             rms[sample, place] = 0
-        numbers, columns = rows_of(self.places, steps, rms, broken)
-        self.writer.write("stats", columns)
+        numbers, columns = rows_of(self.places, steps, rms, broken, self.change)
         if not self.samples:
             texts = zip(*self.places, strict=True)
             named = dict(zip(("model", "site", "what"), map(list, texts), strict=True))
             dtypes = ["float32"] * len(self.places)
             self.writer.write("places", {"place": list(range(len(self.places))), **named, "dtype": dtypes})
+        self.writer.write("stats", columns)
         codes = levels_of(Numbers(numbers))
         listed = [list(range(len(self.places))), *[None] * (samples - 1)]
         levels = lists(np.arange(samples + 1) * len(self.places), codes, arrow().int16())
@@ -151,5 +164,5 @@ class Made:
 
     def end(self, ended="exit 0", **more):
         self.writer.close()
-        describe(self.folder, self.sites, self.rank, self.samples * self.every, self.samples, ended, **more)
+        describe(self.folder, self.sites, self.rank, self.samples * self.every, self.samples, ended, self.model, **more)
         return self.folder

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tenterhook import open_run
+from tenterhook.store.batches import Stream
 from tenterhook.store.levels import NOT_FINITE
 from tenterhook.view.answers import Answers, NoAnswer
+from tenterhook.view.parts import Parts
 from tenterhook.view.sources import calls_of
 from tests.view.made import FORWARD, SOURCE, Made, describe, finding
 
@@ -68,6 +70,15 @@ def test_losses_keep_their_extremes(run, answers):
         assert [table[k][i] for k in ("low", "high", "loss")] == pytest.approx([part.min(), part.max(), part.mean()])
     assert set(table["rate"]) == {0.01}
     assert told(answers, "steps", **{"from": "10", "to": "12"})["step"] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("rates", [[[0.1]] * 4, [[0.1, 0.3], None, [], [0.2]], [None] * 4])
+def test_the_rate_of_a_step_is_its_largest(tmp_path, rates):
+    made = Made(tmp_path / "run")
+    made.writer.write("steps", {"step": [0, 1, 2, 3], "loss": [1.0] * 4, "rates": rates})
+    made.writer.write("steps", {"step": [4], "loss": [1.0], "rates": [[0.5, 0.4]]})
+    wanted = [max(one) if one else None for one in rates]
+    assert told(Answers(open_run(made.end())), "steps")["rate"] == [*wanted, 0.5]
 
 
 def test_a_site_is_told_as_its_rows_say(run, answers):
@@ -156,6 +167,11 @@ def test_ranks_have_their_own(tmp_path):
         Answers(run, 2)
 
 
+def test_the_first_rank_may_be_another_than_0(tmp_path):
+    Made(tmp_path / "run", rank=3).add(5).end()
+    assert told(Answers(open_run(tmp_path / "run")), "run")["sampled"] == 5
+
+
 def test_ranks_are_compared_once_the_run_has_ended(tmp_path):
     made = [Made(tmp_path / "run", rank=rank).add(3 + rank) for rank in (0, 1)]
     answers = Answers(open_run(tmp_path / "run"))
@@ -183,3 +199,40 @@ def test_facts_that_are_no_numbers_are_told_as_text(tmp_path):
     )
     run = told(Answers(open_run(made.folder)), "run")
     assert run["overhead"] == "Infinity" and [model["name"] for model in run["models"]] == ["x"]
+
+
+def test_all_sites_at_once_are_told_as_each_by_itself(answers):
+    at_once = {name: json.loads(data) for name, data in answers.everything(1000, 20) if name.startswith("site/")}
+    assert {"site/net/a", "site/net/a.weight", "site/net/blocks"} <= at_once.keys()
+    assert at_once["site/net/blocks"]["kinds"] == {}
+    for name, one in at_once.items():
+        assert one == told(answers, name, columns="20")
+
+
+def test_a_report_reads_each_batch_once(run, monkeypatch):
+    read, plain = [], Stream.read
+
+    def noted(self, batch, *rest):
+        if self.path.stem == "stats":
+            read.append(batch.offset)
+        return plain(self, batch, *rest)
+
+    monkeypatch.setattr(Stream, "read", noted)
+    assert len(list(Answers(run).everything(1000, 20))) > 20
+    assert len(read) == 10 == len(set(read))
+
+
+def test_of_a_long_run_some_batches_are_read(answers):
+    site = next(json.loads(data) for name, data in answers.everything(100, 5) if name == "site/net/b")
+    assert site["share"] == 0.5 and site["kinds"]["output"]["step"] == [0, 400, 800, 1200, 1800]
+
+
+def test_what_a_report_keeps_does_not_grow_with_the_run(tmp_path, monkeypatch):
+    kept, plain = [], Parts.joined
+    monkeypatch.setattr(Parts, "joined", lambda parts: kept.append(sum(len(one.step) for one in parts)) or plain(parts))
+    for batches in (5, 50):
+        made = Made(tmp_path / f"{batches}")
+        for _ in range(batches):
+            made.add(20)
+        list(Answers(open_run(made.end())).everything(100, 10))
+    assert kept == [10 * 25, 10 * 25]  # of each of 25 places as many as a histogram has stretches

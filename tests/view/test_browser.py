@@ -1,5 +1,6 @@
 """The page in a real browser: the real server on runs on disk, and the report without a network."""
 
+import contextlib
 import re
 import shutil
 
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 
 from tenterhook import open_run, watch
+from tenterhook.stats.columns import INDEX
 from tenterhook.view.report import write_report
 from tenterhook.view.serve import Server
-from tests.view.made import Made, describe, finding
+from tests.view.made import KINDS, Made, describe, finding
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SITES = ("a", *(f"blocks.{i}.{part}" for i in range(12) for part in ("attn", "mlp")), "b")
@@ -39,6 +41,30 @@ def folder(tmp_path_factory):
     made.add(30, broken=[(4, 5 * SITES.index("blocks.3.attn"))], zero=[(k, 0) for k in range(10, 20)], findings=found)
     made.end()
     Made(folder / "20260102T000000Z-two", SITES).add(30).end()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """Two runs that part at step 90; the second one is longer."""
+    folder = tmp_path_factory.mktemp("apart")
+
+    def change(steps, numbers):
+        numbers[steps >= 90, len(KINDS) * SITES.index("blocks.3.attn"), INDEX["sumsq"]] *= 9
+        numbers[steps >= 200, KINDS.index("parameter"), INDEX["sum"]] += 9
+
+    Made(folder / "20260101T000000Z-one", SITES).add(30).end()
+    Made(folder / "20260102T000000Z-two", SITES, change=change).add(30).add(10).end()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Three ranks of 10, 20 and 30 samples: all have one finding, the last has another."""
+    folder = tmp_path_factory.mktemp("ranks") / "run"
+    for rank in range(3):
+        found = [finding(40, site="a"), *[finding(50, "dead unit", "b", severity="warn")] * (rank == 2)]
+        Made(folder, SITES, rank=rank).add(10 * (rank + 1), findings=found).end()
     return folder
 
 
@@ -80,6 +106,7 @@ class Tab:
         return dict(
             self.page.evaluate("""() => {
               const board = document.querySelector('.matrix canvas');
+              if (!board?.width || !board.height) return [];
               const { data } = board.getContext('2d').getImageData(0, 0, board.width, board.height);
               const found = new Map();
               for (let i = 0; i < data.length; i += 4) {
@@ -107,7 +134,14 @@ class Tab:
 
 
 @pytest.fixture
-def tab(browser):
+def serve(built_page):
+    """Starts servers, which outlive the pages that look at them."""
+    with contextlib.ExitStack() as stack:
+        yield lambda run: stack.enter_context(Server(run).beside())
+
+
+@pytest.fixture
+def tab(browser, serve):
     tabs = []
 
     def open_tab(address, may_fail=False, **options):
@@ -240,6 +274,82 @@ def test_two_runs_side_by_side(tab, server):
     page.wait_for(lambda: "Nothing found" in page.page.inner_text("aside"))
 
 
+def test_what_differs_and_where_it_begins(serve, tab, apart):
+    server = serve(open_run(apart / "20260101T000000Z-one"))
+    page = tab(f"{server.address}#with=20260102T000000Z-two&from=0&to=50")
+    page.see(".row")
+    page.page.click("[role=tab] >> text=Differences")
+    page.see(".apart li")
+    said = page.page.locator(".apart li").all_inner_texts()
+    assert [text.split(" from step ")[0] for text in said] == ["activations", "weights"]
+    assert said[0].startswith("activations from step 90 at blocks.3.attn: rms")
+    assert "(×3)" in said[0] and "1 of 26 sites differs" in said[0]
+    page.page.keyboard.press("c")  # the first difference
+    page.see(".inspector")
+    page.wait_for(lambda: page.page.inner_text(".inspector h2 .site") == "blocks.3.attn")
+    assert "from=" not in page.hash(), "the step is outside of the window"
+    page.wait_for(lambda: page.page.inner_text(".row.selected .since") == "from 90")
+    page.painted()
+    box = page.page.locator(".matrix canvas").bounding_box()
+    row = page.page.locator(".row.selected").bounding_box()
+    for share, text in ((0.1, "same"), (0.9, "×3")):
+        page.page.mouse.move(box["x"] + share * box["width"], row["y"] + row["height"] / 2)
+        page.wait_for(lambda text=text: text in page.page.inner_text(".tip"))
+    page.page.click(".apart li:nth-child(2) button")
+    page.wait_for(lambda: "show=parameter" in page.hash() and "a.weight" in page.page.inner_text(".inspector h2"))
+    page.page.select_option("[aria-label='compare with']", "-1")
+    page.see(".apart", state="detached")
+    assert page.count("[role=tab] >> text=Differences") == 0
+
+
+def test_ranks_are_chosen_and_compared(serve, tab, ranks):
+    server = serve(open_run(ranks))
+    page = tab(server.address)
+    page.see(".finding")
+    labels = page.page.locator(".finding .ranks").all_inner_texts()
+    assert labels == ["all ranks", "rank 2"]
+    assert "10 sampled" in page.page.inner_text(".bar") and page.count(".row .badge.warn") == 0
+    page.page.click(".finding >> nth=1")  # of another rank: it is shown
+    page.see("text=30 sampled")
+    page.see(".row .badge.warn")
+    assert page.page.input_value("[aria-label=rank]") == "2" and "rank=2" in page.hash()
+    page.page.select_option("[aria-label='compare with']", label="rank 1")
+    page.wait_for(lambda: page.page.locator(".two b").all_inner_texts() == ["rank 2", "rank 1"])
+    page.page.click("[role=tab] >> text=Differences")
+    page.see(".apart li")
+    assert page.page.inner_text(".apart ol").startswith("loss from step")  # nothing else differs
+    page.page.select_option("[aria-label=rank]", "1")  # which is then alone
+    page.see(".two", state="detached")
+    page.see("text=20 sampled")
+
+
+def test_a_report_of_two_runs_compares_them(tab, apart, tmp_path):
+    one, two = (open_run(apart / f"2026010{k}T000000Z-{name}") for k, name in ((1, "one"), (2, "two")))
+    path = write_report(one, tmp_path / "report.html", two)
+    page = tab(path.as_uri(), offline=True)
+    page.see(".two")
+    page.page.keyboard.press("c")
+    page.see(".apart li")
+    page.wait_for(lambda: page.page.inner_text(".inspector h2 .site") == "blocks.3.attn")
+    page.page.select_option("[aria-label=run]", "20260102T000000Z-two")
+    page.see("text=40 sampled")
+    page.page.click(".row >> nth=1")
+    page.see(".inspector .kindbox")
+
+
+def test_a_report_has_its_ranks(tab, ranks, tmp_path):
+    page = tab(write_report(open_run(ranks), tmp_path / "report.html", ranks=[0, 2]).as_uri(), offline=True)
+    page.see(".row")
+    assert page.page.locator("[aria-label=rank] option").all_inner_texts() == ["rank 0", "rank 2"]
+    page.page.select_option("[aria-label=rank]", "2")
+    page.see("text=30 sampled")
+    page.page.select_option("[aria-label=rank]", "0")
+    page.page.select_option("[aria-label='compare with']", label="rank 2")
+    page.page.keyboard.press("c")
+    page.see(".apart li")
+    page.wait_for(lambda: len(page.colours()) > 1)
+
+
 def test_live(tab, tmp_path, built_page):
     made = Made(tmp_path / "run", ("a", "b"))
     with Server(open_run(made.folder)).beside() as server:
@@ -277,7 +387,7 @@ def test_a_report_opens_from_disk_without_a_network(tab, folder, tmp_path):
     assert "report" in page.page.inner_text(".live")
 
 
-def test_names_from_a_model_are_never_run(tab, tmp_path, built_page):
+def test_names_from_a_model_are_never_run(serve, tab, tmp_path, built_page):
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -303,22 +413,20 @@ def test_names_from_a_model_are_never_run(tab, tmp_path, built_page):
     run = open_run(tmp_path / "<b>run")
     report = write_report(run, tmp_path / "report.html")
     assert "<script>alert" not in report.read_text()
-    with Server(run).beside() as server:
-        for address in (server.address, report.as_uri()):
-            page = tab(address)
-            page.see(".row")
-            assert any(
-                "<script>alert(1)</script>" in name for name in page.page.locator(".row .name").all_inner_texts()
-            )
-            page.page.locator(".row", has_text="<img").first.click()
-            page.see(".inspector .kindbox")
-            for key in "ds?":
-                page.page.keyboard.press(key)
-                page.page.wait_for_timeout(100)
-            assert page.count("main script, main img, aside script") == 0
+    server = serve(run)
+    for address in (server.address, report.as_uri()):
+        page = tab(address)
+        page.see(".row")
+        assert any("<script>alert(1)</script>" in name for name in page.page.locator(".row .name").all_inner_texts())
+        page.page.locator(".row", has_text="<img").first.click()
+        page.see(".inspector .kindbox")
+        for key in "ds?":
+            page.page.keyboard.press(key)
+            page.page.wait_for_timeout(100)
+        assert page.count("main script, main img, aside script") == 0
 
 
-def test_pictures(tab, tmp_path, built_page):
+def test_pictures(serve, tab, tmp_path, built_page):
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with watch(model, to=tmp_path / "run", every=1, snapshots=3):
@@ -328,14 +436,14 @@ def test_pictures(tab, tmp_path, built_page):
             optimizer.step()
     run = open_run(tmp_path / "run")
     report = write_report(run, tmp_path / "report.html")
-    with Server(run).beside() as server:
-        for address in (server.address, report.as_uri()):
-            page = tab(address)
-            page.see("[role=tab] >> text=Pictures")
-            page.page.keyboard.press("p")
-            page.see("figure canvas")
-            page.wait_for(lambda page=page: "4 of 6×6" in page.page.inner_text("figcaption >> nth=0"))
-            page.wait_for(lambda page=page: page.page.evaluate("document.querySelector('figure canvas').width") > 12)
+    server = serve(run)
+    for address in (server.address, report.as_uri()):
+        page = tab(address)
+        page.see("[role=tab] >> text=Pictures")
+        page.page.keyboard.press("p")
+        page.see("figure canvas")
+        page.wait_for(lambda page=page: "4 of 6×6" in page.page.inner_text("figcaption >> nth=0"))
+        page.wait_for(lambda page=page: page.page.evaluate("document.querySelector('figure canvas').width") > 12)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -101,6 +101,38 @@ def test_ranks_that_are_none(server, rank):
     assert ask(server, f"/api/answer/run?rank={quote(rank)}")[0] == 404
 
 
+def test_differences_are_those_to_another_run_or_rank(server):
+    two = "with=20260102T000000Z-two"
+    assert json.loads(ask(server, f"/api/answer/differences?{two}")[2])["kinds"]["output"]["differ"] == 0
+    status, headers, _ = ask(server, f"/api/answer/differences/output?{two}&with_rank=0&rank=0")
+    assert status == 200 and headers["content-type"] == "application/octet-stream"
+    assert ask(server, "/api/answer/differences?with=20260101T000000Z-one")[0] == 200  # from itself
+    for query in ("", "with=nowhere", "with=../secret.json", f"{two}&with_rank=5", f"{two}&with_rank=x"):
+        assert ask(server, f"/api/answer/differences?{query}")[0] == 404
+
+
+def test_pages_that_compare_the_other_way_round_do_not_wait_for_each_other(server):
+    one, two = "20260101T000000Z-one", "20260102T000000Z-two"
+    found = []
+    ways = [f"/api/answer/differences?run={a}&with={b}" for a, b in ((one, two), (two, one))] * 10
+    threads = [threading.Thread(target=lambda path=path: found.append(ask(server, path)[0])) for path in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [200] * 20
+
+
+def test_several_runs_from_anywhere(tmp_path, built_page):
+    given = [open_run(Made(tmp_path / folder / "run").add(many).end()) for folder, many in (("x", 2), ("y", 3))]
+    with serve.Server(given, token="t").beside() as server:
+        assert server.address.endswith("/?token=t#with=run%20%282%29")
+        assert json.loads(ask(server, "/api/runs", "t")[2]) == {"first": "run", "names": ["run (2)", "run"]}
+        for name, many in (("", 2), ("run", 2), ("run (2)", 3)):
+            told = json.loads(ask(server, f"/api/answer/run?run={quote(name)}", "t")[2])
+            assert (told["name"], told["sampled"]) == (name or "run", many)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_nothing_can_be_changed(server, method):
     assert ask(server, "/api/answer/run", method=method)[0] == 405

@@ -54,9 +54,19 @@ export interface Values {
   low: number; high: number; shares: number[][];
 }
 export interface Details { model: string; site: string; share: number; kinds: Record<string, Values> }
+/** The first step in which a site differs between two runs, by which statistic, and what that is in each. */
+export type First = [step: number, statistic: string, a: number | string, b: number | string];
+export interface Apart { compared: number; differ: number; steps: number; first?: { model: string; site: string; at: First } }
+export interface Differences {
+  kinds: Record<string, Apart>;
+  share: number; // of the samples whose statistics were read
+  loss: { steps: number; first?: { step: number; a: number | string; b: number | string } } | null;
+}
+export interface Names { first: string; names: string[]; ranks?: Record<string, number[]> }
 export interface Source { class: string; file: string; line: number; sites: string[]; lines: [text: string, calls: string[]][] }
 
-export interface Where { run: string; rank: number }
+/** A run by its name, "" for the first, and a rank of it, null for its first. */
+export interface Where { run: string; rank: number | null }
 export interface Window { from: number | null; to: number | null; columns?: number }
 
 export class NoAnswer extends Error {}
@@ -106,23 +116,31 @@ async function ask(path: string): Promise<ArrayBuffer> {
   }
 }
 
-export async function load(name: string, where: Where, window: Window = { from: null, to: null }): Promise<ArrayBuffer> {
+/** An answer about a run; of differences, those from it to `other`. */
+export async function load(name: string, where: Where, window: Window = { from: null, to: null }, other?: Where): Promise<ArrayBuffer> {
   if (packed !== undefined && packed !== null) {
-    const found = (await (inside ??= unpack(packed))).get(name);
-    if (!found) throw new NoAnswer(`This file has nothing about ${name}. Write it again with \`tenterhook report\`.`);
+    const answers = await (inside ??= unpack(packed));
+    const { first, ranks } = json<Names>(answers.get("runs")!);
+    const said = ({ run, rank }: Where): string => `${run || first}/${rank ?? ranks?.[run || first]?.[0] ?? 0}`;
+    const found = answers.get([said(where), ...(other ? [said(other)] : []), name].join("/"));
+    if (!found)
+      throw new NoAnswer(other ? `This file compares ${first} with what else is in it, and not these two. \`tenterhook view\` does.`
+        : `This file has nothing about ${name}. Write it again with \`tenterhook report\`.`);
     return found;
   }
   const path = name.split("/").map(encodeURIComponent).join("/");
-  return ask(`api/answer/${path}?${query({ run: where.run, rank: where.rank || null, ...window })}`);
+  return ask(`api/answer/${path}?${query({ run: where.run, rank: where.rank, ...window, with: other?.run || null, with_rank: other?.rank })}`);
 }
 
-export async function loadJson<T>(name: string, where: Where, window?: Window): Promise<T> {
-  return JSON.parse(new TextDecoder().decode(await load(name, where, window))) as T;
+const json = <T>(data: ArrayBuffer): T => JSON.parse(new TextDecoder().decode(data)) as T;
+
+export async function loadJson<T>(name: string, where: Where, window?: Window, other?: Where): Promise<T> {
+  return json(await load(name, where, window, other));
 }
 
-export async function runs(): Promise<{ first: string; names: string[] }> {
-  if (isFile) return { first: "", names: [] };
-  return JSON.parse(new TextDecoder().decode(await ask(`api/runs?${query({})}`)));
+export async function runs(): Promise<Names> {
+  if (packed !== undefined && packed !== null) return json((await (inside ??= unpack(packed))).get("runs")!);
+  return json(await ask(`api/runs?${query({})}`));
 }
 
 /** Calls back whenever the run on disk has changed; gives a function that ends it. */

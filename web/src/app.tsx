@@ -1,16 +1,18 @@
 // The page: what it shows is the state in the address, and what it shows that of are answers.
 
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { follow, isFile, loadJson, runs, type Finding, type Losses as Table, type Run, type Where, type Window } from "./answers.ts";
+import { follow, isFile, loadJson, runs, type Differences as Told, type Finding, type Losses as Table, type Run, type Where, type Window } from "./answers.ts";
 import { Bar, Help } from "./bar.tsx";
 import type { Scale } from "./colours.ts";
 import { useAnswer, useSize, px } from "./data.ts";
 import { Depth } from "./depth.tsx";
+import { Differences } from "./differences.tsx";
 import { Inspector } from "./inspector.tsx";
-import { PER_DECADE, range } from "./levels.ts";
+import { farthest, PER_DECADE, range, sayApart } from "./levels.ts";
 import { Losses } from "./losses.tsx";
 import { Matrix } from "./matrix.tsx";
-import { picture, type Picture } from "./picture.ts";
+import { partings, quantityOf, type Parting } from "./partings.ts";
+import { differences, picture, type Apart, type Picture } from "./picture.ts";
 import { Pictures } from "./pictures.tsx";
 import { Source } from "./source.tsx";
 import { QUANTITIES, read, write, type Quantity, type State, type Tab } from "./state.ts";
@@ -18,7 +20,7 @@ import { Story } from "./story.tsx";
 import { all, badges, build, isOpen, key, owner, pathTo, size, visible, type Node } from "./tree.ts";
 
 const RATIO: Scale = { low: -6 * PER_DECADE, high: 0, map: "around" };
-const TABS: [Tab, string][] = [["matrix", "Matrix"], ["depth", "Depth"], ["source", "Source"], ["pictures", "Pictures"]];
+const TABS: [Tab, string][] = [["matrix", "Matrix"], ["differences", "Differences"], ["depth", "Depth"], ["source", "Source"], ["pictures", "Pictures"]];
 
 function useAddress(): [State, (part: Partial<State>, keep?: boolean) => void] {
   const [state, put] = useState(() => read(location.hash));
@@ -78,6 +80,10 @@ export function App() {
   const where = useMemo<Where>(() => ({ run: state.run, rank: state.rank }), [state.run, state.rank]);
   const asked = useAnswer<Run>(() => loadJson("run", where), [where, revision]);
   const names = useAnswer(() => runs(), [revision === 0]);
+  useEffect(() => {
+    const second = names.data?.names[1];
+    if (isFile && second && !location.hash) change({ other: second }); // a report of two runs compares them
+  }, [names.data]);
   if (asked.error)
     return (
       <main class="empty whole"><h1>tenterhook</h1><p class="error">{asked.error}</p>
@@ -96,7 +102,7 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   const [ref, { width }] = useSize();
   const search = useRef<HTMLInputElement | null>(null);
   const narrow = width > 0 && width < 620;
-  const [left, right] = narrow ? [128, 42] : [Math.min(300, Math.max(190, width * 0.27)), 46];
+  const [left, right] = narrow ? [state.tab === "differences" ? 156 : 128, 50] : [Math.min(300, Math.max(190, width * 0.27)), 54];
 
   const end = run.last + 1;
   const [from, to] = [Math.min(state.from ?? 0, Math.max(0, end - 1)), Math.max(1, state.to === null ? end : Math.min(state.to, end))];
@@ -105,32 +111,44 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   const ready = width > 0;
   const first = useAnswer<Picture>(ready ? () => picture(run, where, state.show, view) : null, [...asking, run]);
   const loss = useAnswer<Table>(ready ? () => loadJson("steps", where, view) : null, asking);
-  const beside = useMemo<Where>(() => ({ run: state.other, rank: 0 }), [state.other]);
-  const second = useAnswer<{ picture: Picture; table: Table; run: Run } | null>(ready && state.other ? async () => {
-    const other = await loadJson<Run>("run", beside);
-    const [one, table] = await Promise.all([picture(other, beside, state.show, view), loadJson<Table>("steps", beside, view)]);
-    return { picture: one, table, run: other };
+  const isItself = state.other === run.name && (state.otherRank ?? run.ranks[0]) === run.rank;
+  const other = isItself ? "" : state.other;
+  const tab = isItself && state.tab === "differences" ? "matrix" : state.tab;
+  const beside = useMemo<Where>(() => ({ run: other, rank: state.otherRank }), [other, state.otherRank]);
+  const second = useAnswer<{ picture: Picture; table: Table; run: Run } | null>(ready && other ? async () => {
+    const run = await loadJson<Run>("run", beside);
+    const [one, table] = await Promise.all([picture(run, beside, state.show, view), loadJson<Table>("steps", beside, view)]);
+    return { picture: one, table, run };
   } : null, [...asking, beside]);
+  const apart = useAnswer<Told>(other && tab === "differences" ? () => loadJson("differences", where, undefined, beside) : null,
+    [where, beside, revision, tab === "differences"]);
+  const far = useAnswer<Apart>(ready && other && tab === "differences" ? () => differences(run, where, beside, state.show, view) : null,
+    [...asking, beside, run, tab === "differences"]);
 
   const roots = useMemo(() => build(run, state.show), [run, state.show]);
   const large = useMemo(() => size(roots) > 80, [roots]);
   const toggled = useMemo(() => new Set(state.toggled), [state.toggled.join("\n")]);
   const rows = useMemo(() => visible(roots, toggled, state.find), [roots, toggled, state.find]);
-  const marks = useMemo(() => badges(roots, run.findings), [roots, run]);
+  const marks = useMemo(() => badges(roots, run.findings.filter((one) => (one.rank ?? run.rank) === run.rank)), [roots, run]);
+  const both = useMemo(() => called(run, other ? (second.data?.run ?? null) : null), [run, second.data, other]);
   const pictures = useMemo(() => {
-    const found = first.data ? [{ name: run.name, picture: first.data }] : [];
-    return second.data && state.other ? [...found, { name: second.data.run.name, picture: second.data.picture }] : found;
-  }, [first.data, second.data, state.other]);
+    const found = first.data ? [{ name: both[0], picture: first.data }] : [];
+    return second.data && other ? [...found, { name: both[1], picture: second.data.picture }] : found;
+  }, [first.data, second.data, other, both]);
   const tables = useMemo(() => {
-    const found = loss.data ? [{ name: run.name, table: loss.data }] : [];
-    return second.data && state.other ? [...found, { name: second.data.run.name, table: second.data.table }] : found;
-  }, [loss.data, second.data, state.other]);
+    const found = loss.data ? [{ name: both[0], table: loss.data }] : [];
+    return second.data && other ? [...found, { name: both[1], table: second.data.table }] : found;
+  }, [loss.data, second.data, other, both]);
   const scale = useMemo<Scale>(() => {
     if (state.show === "ratio") return RATIO;
     const known = all(roots).filter((node) => node.times === 1);
     const [low, high] = range(pictures.flatMap((one) => known.map((node) => one.picture.own(node)).filter((levels) => levels !== null)));
     return { low, high, map: "size" };
   }, [pictures, roots, state.show]);
+  const factors = useMemo<Scale>(() => {
+    const rows = far.data ? all(roots).filter((one) => one.times === 1).map((one) => far.data!.own(one)).filter((row) => row !== null) : [];
+    return { low: 0, high: farthest(rows), map: "size", isFactor: true };
+  }, [far.data, roots]);
   const node = useMemo(() => find(roots, state.site), [roots, state.site]);
 
   const select = useCallback((one: Node) => change({ site: one.key }, true), []);
@@ -139,14 +157,21 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   const reset = useCallback(() => change({ from: null, to: null }, true), []);
   const go = (finding: Finding): void => {
     const show = shown(finding.what, run) ?? state.show;
+    const rank = finding.rank !== undefined && run.ranks.includes(finding.rank) ? finding.rank : run.rank;
+    if (rank !== run.rank) change({ rank });
+    open(finding.model, finding.site, show, finding.step, tab === "depth" ? "depth" : "matrix");
+  };
+  const goApart = ({ what, model, site, step }: Parting): void =>
+    open(model, site, what === "loss" ? state.show : quantityOf(what), step, "differences");
+  const open = (model: string | null, place: string | null, show: Quantity, step: number, tab: Tab): void => {
     const tree = build(run, show);
-    const sites = new Set(all(tree).filter((one) => one.model === finding.model).map((one) => one.site));
-    const site = finding.site === null || finding.model === null ? "" : key(finding.model, sites.has(finding.site) ? finding.site : owner(finding.site, sites));
-    const open = pathTo(tree, site, toggled);
+    const sites = new Set(all(tree).filter((one) => one.model === model).map((one) => one.site));
+    const site = place === null || model === null ? "" : key(model, sites.has(place) ? place : owner(place, sites));
     const flipped = new Set(toggled);
-    for (const one of open) flipped.has(one) ? flipped.delete(one) : flipped.add(one);
-    change({ site, show, tab: state.tab === "depth" ? "depth" : "matrix", toggled: [...flipped], find: "" }, true);
-    setCursor(finding.step);
+    for (const one of pathTo(tree, site, toggled)) flipped.has(one) ? flipped.delete(one) : flipped.add(one);
+    const inside = step >= from && step < to;
+    change({ site, show, tab, toggled: [...flipped], find: "", ...(inside ? {} : { from: null, to: null }) }, true);
+    setCursor(step);
     document.querySelector(".centre")?.scrollIntoView({ block: "nearest" });
   };
 
@@ -178,10 +203,16 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
         "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), ",": () => move(-0.25), ".": () => move(0.25),
         n: () => next(1), N: () => next(-1),
         m: () => change({ tab: "matrix" }), d: () => change({ tab: "depth" }), s: () => change({ tab: "source" }), p: () => change({ tab: "pictures" }),
+        ...(other ? { c: () => void firstApart() } : {}),
         t: () => change({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }),
         ...Object.fromEntries(QUANTITIES.map((one, i) => [String(i + 1), () => change({ show: one.key })])),
       });
       if (done) event.preventDefault();
+    };
+    const firstApart = async (): Promise<void> => {
+      change({ tab: "differences" });
+      const [parting] = partings(apart.data ?? (await loadJson<Told>("differences", where, undefined, beside)));
+      if (parting) goApart(parting);
     };
     const zoom = (times: number): void => {
       const middle = cursor ?? (from + to) / 2;
@@ -205,46 +236,53 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
   });
 
   const about = QUANTITIES.find((one) => one.key === state.show)!;
-  const broken = first.error ?? loss.error ?? second.error;
+  const broken = first.error ?? loss.error ?? second.error ?? apart.error ?? far.error;
+  const layers = { rows, large, toggled, from, to, left, right, cursor, badges: marks, selected: state.site, fit: state.fit, onSelect: select, onToggle: toggle, onHover: setCursor, onWindow: window_, onReset: reset };
   const none = first.data && !first.data.matrix.places.length;
   return (
     <>
-      <Bar {...{ run, names, state, alive, change }} onHelp={() => setHelp(true)} />
+      <Bar {...{ run, names, state, alive, change }} second={other ? (second.data?.run ?? null) : null} onHelp={() => setHelp(true)} />
       {!alive && !isFile && <p class="banner" role="alert">The server does not answer: what you see is the last that it said. Start <code>tenterhook view</code> again and open the address that it prints.</p>}
       <main>
         <div class="centre" ref={ref}>
           {loss.data && <Losses {...{ tables, from, to, left, right, cursor }} onWindow={window_} onReset={reset} onHover={setCursor} />}
           {(state.from !== null || state.to !== null) && <button type="button" class="plainbutton window" onClick={reset} title="the whole run (0)">steps {from.toLocaleString("en-US")}–{(to - 1).toLocaleString("en-US")} ×</button>}
           <div class="tools">
-            <input ref={search} type="search" placeholder="search layers  /" aria-label="search layers" value={state.find} onInput={(event) => change({ find: event.currentTarget.value })} />
+            <input ref={search} type="search" placeholder="search  /" aria-label="search layers" value={state.find} onInput={(event) => change({ find: event.currentTarget.value })} />
             <div class="choice" role="radiogroup" aria-label="what is shown">
               {QUANTITIES.map((one, i) => (
                 <button type="button" role="radio" aria-checked={state.show === one.key} title={`${one.name} (${i + 1})`} onClick={() => change({ show: one.key })}>{narrow ? one.short : one.name}</button>
               ))}
             </div>
-            <span class="space" />
+            <span class="right">
             <div class="choice tabs" role="tablist">
-              {TABS.filter(([tab]) => tab !== "pictures" || run.pictures?.length || state.tab === tab).map(([tab, name]) => (
-                <button type="button" role="tab" aria-selected={state.tab === tab} onClick={() => change({ tab })}>{name}</button>
+              {TABS.filter(([one]) => one === tab || (one === "pictures" ? run.pictures?.length : one !== "differences" || other)).map(([one, name]) => (
+                <button type="button" role="tab" aria-selected={one === tab} onClick={() => change({ tab: one })}>{name}</button>
               ))}
             </div>
-            {state.tab === "matrix" && <button type="button" class="plainbutton" aria-pressed={state.fit} title="all rows at once (f)" onClick={() => change({ fit: !state.fit })}>fit</button>}
+            {(tab === "matrix" || tab === "differences") && <button type="button" class="plainbutton" aria-pressed={state.fit} title="all rows at once (f)" onClick={() => change({ fit: !state.fit })}>fit</button>}
+            </span>
           </div>
-          {pictures.length > 1 && <p class="two" style={px({ paddingLeft: left, paddingRight: right })}>{pictures.map((one) => <b>{one.name}</b>)}</p>}
+          {pictures.length > 1 && tab === "matrix" && <p class="two" style={px({ paddingLeft: left, paddingRight: right })}>{pictures.map((one) => <b>{one.name}</b>)}</p>}
+          {tab === "differences" && other && apart.data && <Differences told={apart.data} names={both} onGo={goApart} />}
+          {tab === "differences" && other && apart.busy && !apart.data && <p class="apart quiet">comparing …</p>}
           <div class="pane">
             {broken && <p class="error">{broken}</p>}
-            {state.tab === "matrix" && (none || !run.sampled ? (
+            {tab === "matrix" && (none || !run.sampled ? (
               <div class="empty">
                 <p>{run.sampled ? `No ${about.name} were recorded.` : run.ended === null ? "Nothing is sampled so far." : "Nothing was sampled in this run."}</p>
                 <p>{run.sampled ? <>Choose another of the six above, or record them: <code>--what output,output_grad,parameter,parameter_grad,update</code>.</> : run.ended === null ? "The page fills by itself as soon as the training has made its first step." : <>No model was called in training, or it ended before its first step. <code>tenterhook summary</code> has the reasons.</>}</p>
               </div>
             ) : rows.length ? (
-              <Matrix {...{ rows, large, toggled, pictures, scale, from, to, left, right, cursor }} badges={marks} selected={state.site} fit={state.fit}
-                onSelect={select} onToggle={toggle} onHover={setCursor} onWindow={window_} onReset={reset} />
+              <Matrix {...layers} {...{ pictures, scale }} />
             ) : <div class="empty"><p>No layer matches “{state.find}”.</p><p>Part of an address or of a class does: <code>attn</code>, <code>Linear</code>. <kbd>Esc</kbd> clears it.</p></div>)}
-            {state.tab === "depth" && <Depth {...{ roots, pictures, from, to }} show={state.show} selected={state.site} onSelect={select} />}
-            {state.tab === "source" && <Source {...{ run, where, roots, node, scale }} picture={first.data} badges={marks} onSelect={select} />}
-            {state.tab === "pictures" && <Pictures {...{ run, where, node, cursor }} onSelect={(site) => change({ site })} />}
+            {tab === "differences" && !other && <div class="empty"><p>There is nothing to compare with.</p><p>Choose another run or rank above, or open two: <code>tenterhook view A B</code>.</p></div>}
+            {tab === "differences" && other && far.data && (far.data.matrix.places.length && far.data.matrix.steps.length ? (
+              <Matrix {...layers} pictures={[{ name: "", picture: far.data }]} scale={factors} say={sayApart} note={(one) => since(far.data!, one)} />
+            ) : <div class="empty"><p>No {about.name} were sampled in the same steps of both.</p><p>Choose another of the six above; what differs of the others is said above.</p></div>)}
+            {tab === "depth" && <Depth {...{ roots, pictures, from, to }} show={state.show} selected={state.site} onSelect={select} />}
+            {tab === "source" && <Source {...{ run, where, roots, node, scale }} picture={first.data} badges={marks} onSelect={select} />}
+            {tab === "pictures" && <Pictures {...{ run, where, node, cursor }} onSelect={(site) => change({ site })} />}
           </div>
         </div>
         <aside>
@@ -255,6 +293,18 @@ function Page({ run, names, state, change, where, revision, alive }: PageProps) 
       {help && <Help onClose={() => setHelp(false)} />}
     </>
   );
+}
+
+/** The names of one or two runs: with their ranks where these are what tells them apart. */
+function called(run: Run, second: Run | null): [string, string] {
+  const ranked = (one: Run): string => (one.ranks.length > 1 ? `${one.name} · rank ${one.rank}` : one.name);
+  if (second && second.name === run.name) return [`rank ${run.rank}`, `rank ${second.rank}`];
+  return second ? [ranked(run), ranked(second)] : [run.name, ""];
+}
+
+function since(apart: Apart, node: Node): string {
+  const first = apart.first(node);
+  return first ? `from ${first[0].toLocaleString("en-US")}` : "";
 }
 
 function act(pressed: string, keys: Record<string, (() => unknown) | undefined>): boolean {

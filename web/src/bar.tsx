@@ -5,10 +5,14 @@ import { MARKS } from "./matrix.tsx";
 import type { State } from "./state.ts";
 import { counted, percent } from "./text.ts";
 
-interface Props { run: Run; names: string[]; state: State; alive: boolean; change: (part: Partial<State>) => void; onHelp: () => void }
+interface Props { run: Run; second: Run | null; names: string[]; state: State; alive: boolean; change: (part: Partial<State>) => void; onHelp: () => void }
 
-export function Bar({ run, names, state, alive, change, onHelp }: Props) {
-  const others = names.filter((name) => name !== run.name);
+export function Bar({ run, second, names, state, alive, change, onHelp }: Props) {
+  const others: [string, number | null, string][] = [
+    ...run.ranks.filter((rank) => rank !== run.rank).map((rank): [string, number, string] => [run.name, rank, `rank ${rank}`]),
+    ...names.filter((name) => name !== run.name).map((name): [string, null, string] => [name, null, name]),
+  ];
+  const chosen = others.findIndex(([name, rank]) => name === state.other && (name !== run.name || rank === state.otherRank));
   const live = !isFile && alive && run.ended === null;
   const many = (severity: string): number => run.findings.filter((one) => one.severity === severity && one.until === null).length;
   const dark = document.documentElement.dataset.theme === "dark";
@@ -16,19 +20,27 @@ export function Bar({ run, names, state, alive, change, onHelp }: Props) {
     <header class="bar">
       <h1>tenterhook</h1>
       {names.length > 1 ? (
-        <select aria-label="run" value={run.name} onChange={(event) => change({ run: event.currentTarget.value, site: "", from: null, to: null, rank: 0 })}>
+        <select aria-label="run" title={run.name} value={run.name} onChange={(event) => change({ run: event.currentTarget.value, site: "", from: null, to: null, rank: null })}>
           {names.map((name) => <option value={name}>{name}</option>)}
         </select>
-      ) : <b class="runname">{run.name}</b>}
-      {others.length > 0 && (
-        <select aria-label="compare with" value={state.other} onChange={(event) => change({ other: event.currentTarget.value })}>
-          <option value="">compare with …</option>
-          {others.map((name) => <option value={name}>{name}</option>)}
-        </select>
-      )}
+      ) : <b class="runname" title={run.name}>{run.name}</b>}
       {run.ranks.length > 1 && (
         <select aria-label="rank" value={String(run.rank)} onChange={(event) => change({ rank: Number(event.currentTarget.value) })}>
           {run.ranks.map((rank) => <option value={String(rank)}>rank {rank}</option>)}
+        </select>
+      )}
+      {others.length > 0 && (
+        <select aria-label="compare with" title={others[chosen]?.[2] ?? "another run or rank, beside this one"} value={String(chosen)} onChange={(event) => {
+          const [other, otherRank] = others[Number(event.currentTarget.value)] ?? ["", null];
+          change({ other, otherRank, ...(!other && state.tab === "differences" ? { tab: "matrix" } : {}) });
+        }}>
+          <option value="-1">compare with …</option>
+          {others.map(([, , name], i) => <option value={String(i)}>{name}</option>)}
+        </select>
+      )}
+      {second && second.name !== run.name && second.ranks.length > 1 && (
+        <select aria-label="its rank" value={String(second.rank)} onChange={(event) => change({ otherRank: Number(event.currentTarget.value) })}>
+          {second.ranks.map((rank) => <option value={String(rank)}>rank {rank}</option>)}
         </select>
       )}
       <span class={`live ${live ? "on" : alive || isFile ? "" : "lost"}`} role="status">
@@ -50,7 +62,7 @@ export function Bar({ run, names, state, alive, change, onHelp }: Props) {
 const KEYS = [
   ["↑ ↓", "the row above, below"], ["→ ←", "open, fold; or to the row above"], ["Enter", "look at it closely"],
   ["1 … 6", "activations, gradients, weight gradients, updates ÷ weights, weights, inputs"],
-  ["m d s p", "matrix, depth, source, pictures"], ["+ −", "zoom in and out in time"], [", .", "move in time"], ["0", "the whole run"],
+  ["m d s p", "matrix, depth, source, pictures"], ["c", "of two runs: what differs, and the first difference"], ["+ −", "zoom in and out in time"], [", .", "move in time"], ["0", "the whole run"],
   ["n N", "the next, the last finding"], ["f", "all rows at once"], ["/", "search"], ["t", "dark or light"], ["Esc", "close"],
 ];
 

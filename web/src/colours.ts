@@ -15,7 +15,7 @@ const AROUND: Colour[] = [
 export const MAGENTA: Colour = [255, 0, 200];
 const BLACK: Colour = [0, 0, 0];
 
-export type Scale = { low: number; high: number; map: "size" | "around" };
+export type Scale = { low: number; high: number; map: "size" | "around"; isFactor?: boolean };
 
 export function mixed(map: Scale["map"], share: number): Colour {
   const stops = map === "size" ? CIVIDIS : AROUND;

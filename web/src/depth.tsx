@@ -68,6 +68,7 @@ export function Depth({ roots, pictures, show, from, to, selected, onSelect }: P
             </g>
           );
         })}
+        <text x={left} y={height - 8}>line: median of these steps · band: where 90 % of them are</text>
         {nodes.map((node, i) => i % every === 0 && (
           <text class={`layer${node.key === selected ? " selected" : ""}`} transform={`translate(${x(i) + 3} ${height - bottom + 10}) rotate(-55)`} text-anchor="end" onClick={() => onSelect(node)}>
             {node.site.length > 22 ? `…${node.site.slice(-21)}` : node.site}

@@ -11,6 +11,7 @@ import { number, percent } from "./text.ts";
 
 interface Props { node: Node; run: Run; where: Where; from: number; to: number; revision: number; onSource: () => void; onClose: () => void }
 
+const [LEFT, RIGHT] = [44, 14]; // beside a chart and the histogram below it
 const NAMES: Record<string, string> = {
   input: "input", output: "output", output_grad: "gradient at the output", parameter: "weight", parameter_grad: "gradient", update: "update",
 };
@@ -21,7 +22,7 @@ export function Inspector({ node, run, where, from, to, revision, onSource, onCl
     () => loadJson(`site/${node.model}/${node.site}`, where, window), [node.key, where.run, where.rank, window.from, window.to, revision],
   );
   const module = run.models.find((one) => one.name === node.model)?.modules.find((one) => one.site === node.site);
-  const findings = run.findings.filter((one: Finding) => key(one.model ?? "", one.site ?? "") === key(node.model, node.site));
+  const findings = run.findings.filter((one: Finding) => (one.rank ?? run.rank) === run.rank && key(one.model ?? "", one.site ?? "") === key(node.model, node.site));
   const kinds = Object.entries(asked.data?.kinds ?? {}).sort(([a], [b]) => order(a) - order(b));
   const dtypes = [...new Set(run.places.filter((p) => p[0] === node.model && p[1] === node.site && p[3]).map((p) => p[3]))];
   const shapes = Object.entries(module?.shapes ?? {});
@@ -39,6 +40,7 @@ export function Inspector({ node, run, where, from, to, revision, onSource, onCl
       {!asked.error && !kinds.length && (asked.data ? (
         <p class="quiet">Nothing was measured here in these steps{node.children.length ? "; what is below it may have been" : ""}. Reset the window (0), or record with <code>--sites</code> that include it.</p>
       ) : <p class="quiet">reading …</p>)}
+      {kinds.length > 0 && <p class="facts"><b>blue line</b>: RMS, grey line: largest value. Below, where the values are, by sign and size: the {document.documentElement.dataset.theme === "dark" ? "brighter" : "darker"}, the more.</p>}
       {kinds.map(([what, values]) => <Kind key={what} what={what} values={values} from={from} to={to} />)}
       {asked.data && asked.data.share < 1 && <p class="quiet">Histograms are of {percent(asked.data.share)} of the batches in these steps. Zoom in for all of them.</p>}
     </section>
@@ -60,7 +62,7 @@ function Kind({ what, values, from, to }: { what: string; values: Values; from: 
     <div class="kindbox" data-kind={what}>
       <h3>{NAMES[what] ?? what} <small>{values.count.toLocaleString("en-US")} values</small></h3>
       {bad.length > 0 && <p class="error">not finite: {bad.map(([name, many]) => `${many} ${name}`).join(", ")}</p>}
-      <Chart steps={values.step} lines={lines} from={from} to={to} height={84} left={44} right={4} log label={`rms and largest value of ${what} over time`} />
+      <Chart steps={values.step} lines={lines} from={from} to={to} height={84} left={LEFT} right={RIGHT} log label={`rms and largest value of ${what} over time`} />
       <Histogram values={values} from={from} to={to} label={`histogram of ${what} over time`} />
       <dl>
         {([["mean", values.mean[last]], ["std", values.std[last]], ["min", values.min[last]], ["max", values.max[last]]] as const).map(([name, value]) => <div><dt>{name}</dt><dd>{number(value)}</dd></div>)}
@@ -83,12 +85,11 @@ function Histogram({ values, from, to, label }: { values: Values; from: number; 
   const [ref, { width }] = useSize();
   const canvas = useRef<HTMLCanvasElement | null>(null);
   const height = 92;
-  const left = 44;
   const look = document.documentElement.dataset.theme;
   const bins = values.shares[0]?.length ?? 0;
   useEffect(() => {
     const board = canvas.current;
-    const wide = width - left - 4;
+    const wide = width - LEFT - RIGHT;
     if (!board || wide < 20 || !bins) return;
     const ratio = devicePixelRatio || 1;
     board.width = wide * ratio;
@@ -118,7 +119,7 @@ function Histogram({ values, from, to, label }: { values: Values; from: number; 
       <span style={px({ top: 0 })}>{size(values.high + 1)}</span>
       <span style={px({ top: "calc(50% - .6em)" })}>0</span>
       <span style={px({ bottom: 0 })}>−{size(values.high + 1)}</span>
-      <canvas ref={canvas} style={px({ left, width: Math.max(0, width - left - 4), height })} />
+      <canvas ref={canvas} style={px({ left: LEFT, width: Math.max(0, width - LEFT - RIGHT), height })} />
     </div>
   );
 }

@@ -1,9 +1,13 @@
 // Levels: 200 × log10 of the RMS, in 16 bits. The larger of two is what both together show.
 
+import type { First } from "./answers.ts";
+
 export const PER_DECADE = 200;
 export const NOTHING = -32768; // not sampled
 export const ZERO = -32767;
 export const NOT_FINITE = 32767;
+
+const ZERO_IN_ONE = 32000; // the highest level that is a number
 
 export interface Matrix {
   what: string;
@@ -11,6 +15,7 @@ export interface Matrix {
   steps: number[]; // that each column begins with
   end: number; // the step after the last column
   codes: Int16Array; // a row for each place
+  first?: (First | null)[]; // of differences: where each place begins to differ
 }
 
 export function decode(data: ArrayBuffer): Matrix {
@@ -55,6 +60,20 @@ export function say(code: number, number: (value: number) => string): string {
   if (code === ZERO) return "all zero";
   if (code === NOT_FINITE) return "NaN or infinite";
   return number(value(code));
+}
+
+/** How far two values are apart, in words. */
+export function sayApart(code: number, number: (value: number) => string): string {
+  if (code === NOTHING) return "not sampled in both";
+  if (code === NOT_FINITE) return "NaN or infinite in one only";
+  if (code >= ZERO_IN_ONE) return "all zero in one only";
+  return code > 0 ? `×${number(value(code))}` : "same, to about 1 %";
+}
+
+/** The scale of differences: from the same to nearly the largest. */
+export function farthest(rows: Int16Array[]): number {
+  const known = rows.map((row) => row.filter((code) => code > 0 && code < ZERO_IN_ONE));
+  return known.some((row) => row.length) ? Math.max(PER_DECADE / 3, Math.min(3 * PER_DECADE, range(known)[1])) : PER_DECADE;
 }
 
 /** The levels between which nearly all are; at least one decade. */

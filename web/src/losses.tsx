@@ -37,11 +37,11 @@ export function Losses({ tables, ...rest }: Props) {
   const withRate = made.lines.some((line) => line.scale);
   return (
     <div class="losses">
-      <Chart {...made} bands={withRate ? made.bands : []} height={128} label="loss and learning rate over steps" {...rest} />
-      <p class="key" style={px({ left: rest.left + 8 })}>
-        {tables.map(({ name }, k) => <span><i style={px({ background: `var(${k ? "--second" : "--accent"})` })} />loss{tables.length > 1 ? ` · ${name}` : ""}</span>)}
+      <p class="key" style={px({ paddingLeft: rest.left < 180 ? 10 : rest.left, paddingRight: 10 })}>
+        {tables.map(({ name }, k) => <span title={name}><i style={px({ background: `var(${k ? "--second" : "--accent"})` })} />loss{tables.length > 1 ? ` · ${name}` : ""}</span>)}
         {withRate && <span><i class="dashed" />learning rate</span>}
       </p>
+      <Chart {...made} bands={withRate ? made.bands : []} height={116} label="loss and learning rate over steps" {...rest} />
     </div>
   );
 }

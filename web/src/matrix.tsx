@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useSize, px } from "./data.ts";
-import { css, mixed, painter, type Scale } from "./colours.ts";
+import { css, MAGENTA, mixed, painter, type Scale } from "./colours.ts";
 import { columns, largest, NOTHING, PER_DECADE, say } from "./levels.ts";
 import type { Picture } from "./picture.ts";
 import { isOpen, type Node, type Severity } from "./tree.ts";
@@ -16,6 +16,8 @@ interface Props {
   toggled: ReadonlySet<string>;
   pictures: { name: string; picture: Picture }[];
   scale: Scale;
+  say?: (code: number, number: (value: number) => string) => string; // a level in words
+  note?: (node: Node) => string; // what a row says in the place of its class
   badges: Map<string, Severity>;
   selected: string;
   from: number;
@@ -162,7 +164,7 @@ export function Matrix(props: Props) {
       {over && (
         <div class="tip" style={place(over.x, over.y)}>
           <b>{over.node.times > 1 ? `${over.node.times} blocks` : over.node.site}</b> {over.node.kind}<br />
-          step {over.step.toLocaleString("en-US")}: <b>{say(pictures[over.run]?.picture.at(over.node, over.step) ?? NOTHING, number)}</b>
+          step {over.step.toLocaleString("en-US")}: <b>{(props.say ?? say)(pictures[over.run]?.picture.at(over.node, over.step) ?? NOTHING, number)}</b>
           {pictures.length > 1 && <><br />{pictures[over.run]?.name}</>}
         </div>
       )}
@@ -172,7 +174,7 @@ export function Matrix(props: Props) {
 
 const place = (x: number, y: number) => (x > innerWidth - 240 ? { right: innerWidth - x + 12, top: y + 14 } : { left: x + 12, top: y + 14 });
 
-function Label({ node, y, line, left, toggled, large, badges, selected, onSelect, onToggle }: Props & { node: Node; y: number; line: number }) {
+function Label({ node, y, line, left, note, toggled, large, badges, selected, onSelect, onToggle }: Props & { node: Node; y: number; line: number }) {
   const folds = node.children.length > 0;
   const open = folds && isOpen(node, toggled, large);
   const badge = badges.get(node.key) ?? (node.times > 1 ? worst(node, badges) : undefined);
@@ -189,7 +191,7 @@ function Label({ node, y, line, left, toggled, large, badges, selected, onSelect
           </span>
           <span class="name">{node.label}</span>
           {node.times > 1 && <span class="times">×{node.times}</span>}
-          <span class="kind">{node.kind}</span>
+          {note ? <span class="since">{note(node)}</span> : <span class="kind">{node.kind}</span>}
           {badge && <span class={`badge ${badge}`} aria-label={badge}>{MARKS[badge]}</span>}
         </>
       )}
@@ -204,16 +206,21 @@ function worst(node: Node, badges: Map<string, Severity>): Severity | undefined 
 
 function Legend({ scale, right }: { scale: Scale; right: number }) {
   const stops = Array.from({ length: 11 }, (_, i) => css(mixed(scale.map, i / 10))).join();
-  const ticks = [];
   const span = (scale.high - scale.low) / PER_DECADE;
   const every = span > 12 ? 4 : span > 5 ? 2 : 1;
-  for (let e = Math.ceil(scale.low / PER_DECADE); e * PER_DECADE <= scale.high; e++)
-    if (e % every === 0) ticks.push([e, (e * PER_DECADE - scale.low) / (scale.high - scale.low)] as const);
+  const ticks: [string, number][] = scale.isFactor ? [["same", 0], ...[2, 10, 100, 1000].map((n): [string, number] => [`×${n}`, Math.log10(n) * PER_DECADE])]
+    : Array.from({ length: Math.ceil(span) + 2 }, (_, i) => Math.floor(scale.low / PER_DECADE) + i).filter((e) => e % every === 0)
+      .flatMap((e) => (span > 1.5 ? [1] : [1, 2, 5]).map((n): [string, number] => [span > 1.5 ? power(e) : number(n * 10 ** e), (e + Math.log10(n)) * PER_DECADE]));
   return (
     <div class="legend" style={px({ width: right })} aria-hidden="true">
       <div class="ramp" style={px({ background: `linear-gradient(to top, ${stops})` })}>
-        {ticks.map(([e, at]) => <span style={px({ bottom: `${100 * at}%` })}>{power(e)}</span>)}
+        {ticks.filter(([, code]) => code >= scale.low && code <= scale.high).map(([text, code]) => <span style={px({ bottom: `${(100 * (code - scale.low)) / (scale.high - scale.low)}%` })}>{text}</span>)}
       </div>
+      <ul>
+        <li><i style={px({ background: css(MAGENTA) })} />{scale.isFactor ? "NaN in one" : "NaN, Inf"}</li>
+        {!scale.isFactor && <li><i style={px({ background: "#000" })} />all 0</li>}
+        <li><i class="hatched" />{scale.isFactor ? "not in both" : "no value"}</li>
+      </ul>
     </div>
   );
 }

@@ -1,6 +1,6 @@
 // One run's levels for the rows of the tree.
 
-import { load, type Run, type Where, type Window } from "./answers.ts";
+import { load, type First, type Run, type Where, type Window } from "./answers.ts";
 import { decode, NOTHING, quotient, row, together, type Matrix } from "./levels.ts";
 import type { Quantity } from "./state.ts";
 import { kindsOf, type Node } from "./tree.ts";
@@ -52,6 +52,11 @@ export class Picture {
     return below === undefined ? null : quotient(row(this.matrix, i), row(this.divisor, below));
   }
 
+  /** Of differences: where this one begins to differ. */
+  protected firstOf(node: Node): First | null {
+    return this.matrix.first?.[this.#own.get(`${this.#model ?? node.model}/${node.site}`) ?? -1] ?? null;
+  }
+
   at(node: Node, step: number): number {
     const levels = this.levels(node);
     const { steps, end } = this.matrix;
@@ -63,6 +68,20 @@ export class Picture {
     }
     return levels && low && step < end ? levels[low - 1]! : NOTHING;
   }
+}
+
+/** How far the levels of two runs are apart. */
+export class Apart extends Picture {
+  /** The first difference of a row, or of what is below it. */
+  first(node: Node): First | null {
+    const own = node.times === 1 ? this.firstOf(node) : null;
+    return [own, ...node.children.map((child) => this.first(child))].reduce((a, b) => (a && b ? (b[0] < a[0] ? b : a) : (a ?? b)), null);
+  }
+}
+
+export async function differences(run: Run, where: Where, other: Where, show: Quantity, window: Window): Promise<Apart> {
+  const kind = show === "ratio" ? "update" : show;
+  return new Apart(run, [decode(await load(`differences/${kind}`, where, window, other))]);
 }
 
 export async function picture(run: Run, where: Where, show: Quantity, window: Window): Promise<Picture> {

@@ -1,12 +1,13 @@
 // What the page shows: all of it is in the address, so that a link shows the same.
 
 export type Quantity = "output" | "output_grad" | "parameter_grad" | "ratio" | "parameter" | "input";
-export type Tab = "matrix" | "depth" | "source" | "pictures";
+export type Tab = "matrix" | "differences" | "depth" | "source" | "pictures";
 
 export interface State {
   run: string; // its name; "" is the one that was asked for
-  other: string; // a second run, beside the first
-  rank: number;
+  rank: number | null; // null is the first
+  other: string; // a second run, beside the first, or the first again with another rank
+  otherRank: number | null;
   tab: Tab;
   show: Quantity;
   from: number | null; // steps; null is the beginning
@@ -26,10 +27,10 @@ export const QUANTITIES: { key: Quantity; name: string; short: string; guide?: n
   { key: "parameter", name: "weights", short: "weight" },
   { key: "input", name: "inputs", short: "input" },
 ];
-const TABS: Tab[] = ["matrix", "depth", "source", "pictures"];
+const TABS: Tab[] = ["matrix", "differences", "depth", "source", "pictures"];
 
 export const START: State = {
-  run: "", other: "", rank: 0, tab: "matrix", show: "output", from: null, to: null,
+  run: "", rank: null, other: "", otherRank: null, tab: "matrix", show: "output", from: null, to: null,
   site: "", toggled: [], find: "", fit: false, theme: "",
 };
 
@@ -49,7 +50,8 @@ export function read(hash: string): State {
   return {
     run: given.get("run") ?? "",
     other: given.get("with") ?? "",
-    rank: step("rank") ?? 0,
+    rank: step("rank"),
+    otherRank: step("with_rank"),
     tab: one("tab", TABS, "matrix"),
     show: one("show", QUANTITIES.map((q) => q.key), "output"),
     from: upside ? to : from,
@@ -67,7 +69,8 @@ export function write(state: State): string {
   const said = new URLSearchParams();
   if (state.run) said.set("run", state.run);
   if (state.other) said.set("with", state.other);
-  if (state.rank) said.set("rank", String(state.rank));
+  if (state.rank !== null) said.set("rank", String(state.rank));
+  if (state.other && state.otherRank !== null) said.set("with_rank", String(state.otherRank));
   if (state.tab !== START.tab) said.set("tab", state.tab);
   if (state.show !== START.show) said.set("show", state.show);
   if (state.from !== null) said.set("from", String(Math.round(state.from)));

@@ -2,6 +2,7 @@
 
 import type { Finding, Run } from "./answers.ts";
 import { MARKS } from "./matrix.tsx";
+import { said, together } from "./ranks.ts";
 import { counted } from "./text.ts";
 
 interface Props { run: Run; onGo: (finding: Finding) => void; selected: string }
@@ -17,7 +18,7 @@ export function Story({ run, onGo, selected }: Props) {
       <ol>
         {groups.map((group) => (
           <li class="group">
-            {group.map((i, k) => <Item finding={run.findings[i]!} follows={k > 0} onGo={onGo} selected={selected} number={i} />)}
+            {together(group, run).map(({ i, ranks }, k) => <Item finding={run.findings[i]!} ranks={said(ranks, run)} follows={k > 0} onGo={onGo} selected={selected} number={i} />)}
           </li>
         ))}
       </ol>
@@ -33,13 +34,14 @@ export function Story({ run, onGo, selected }: Props) {
   );
 }
 
-function Item({ finding, follows, onGo, selected, number }: { finding: Finding; follows: boolean; onGo: (finding: Finding) => void; selected: string; number: number }) {
+function Item({ finding, ranks, follows, onGo, selected, number }: { finding: Finding; ranks: string; follows: boolean; onGo: (finding: Finding) => void; selected: string; number: number }) {
   const mine = `${finding.model}/${finding.site}` === selected;
   return (
     <button type="button" class={`finding${follows ? " follows" : ""}${mine ? " mine" : ""}`} data-finding={number} onClick={() => onGo(finding)}>
       <span class={`badge ${finding.severity}`} aria-label={finding.severity}>{MARKS[finding.severity] ?? "●"}</span>
       <span>
         <b>{finding.rule}</b> <span class="where">{finding.site ?? ""}</span>
+        {ranks && <span class="ranks">{ranks}</span>}
         <span class="step">{finding.until === null ? `step ${finding.step}` : `steps ${finding.step}–${finding.until}`}</span>
         <span class="evidence">{finding.text}</span>
       </span>

@@ -5,7 +5,7 @@ import { read, START, write, type State } from "../src/state.ts";
 test("the address has the whole state, and nothing at the start", () => {
   assert.equal(write(START), "");
   const state: State = {
-    run: "20261119T1-train", other: "b & c", rank: 3, tab: "depth", show: "ratio", from: 10, to: 200, site: "net/<script>.0:in[0]",
+    run: "20261119T1-train", other: "b & c", rank: 3, otherRank: 0, tab: "depth", show: "ratio", from: 10, to: 200, site: "net/<script>.0:in[0]",
     toggled: ["net/a", "net/b=1&x"], find: "attn #1", fit: true, theme: "dark",
   };
   assert.deepEqual(read(`#${write(state)}`), state);

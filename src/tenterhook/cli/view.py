@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tenterhook view`."""
-    parser.add_argument("run", nargs="?", default=".tenterhook/latest", help="its folder (.tenterhook/latest)")
+    latest = [".tenterhook/latest"]
+    parser.add_argument("run", nargs="*", default=latest, help="its folder (.tenterhook/latest), and others")
     parser.add_argument("--port", type=int, default=0, help="where to listen (any free one)")
     parser.add_argument("--host", default="127.0.0.1", help="on which address (127.0.0.1: this machine only)")
     parser.add_argument("--open", action="store_true", help="open a browser, too")
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from tenterhook.view.serve import Server
 
     try:
-        server = Server(open_run(options.run), options.host, options.port)
+        server = Server([open_run(run) for run in options.run], options.host, options.port)
     except (TenterhookError, ImportError) as error:
         say(f"tenterhook view: {error}")
         return 2

@@ -65,8 +65,8 @@ class Log:
         findings, self._findings = self._findings, []
         self._rows, self._flushed = 0, time.monotonic()
         if sampled := [step for step in steps if len(step.rows)]:
+            self._write_places()  # in this order: see Levels
             self.writer.write("stats", _stats_of(sampled, self._texts_of_places()))
-            self._write_places()
             self.writer.write("levels", _levels_of(sampled))
         if steps:
             numbers = [step.number for step in steps]

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from tenterhook.store.schemas import arrow
 
+_END_MARK = 8  # bytes
+
 
 class Batch(NamedTuple):
     """Where a batch is, as the index has it."""
@@ -56,6 +58,12 @@ class Dropped:
 def checksum(facts: str, of_bytes: int) -> int:
     """Of a batch, from the checksum of its bytes, which come first: they are summed while they are written."""
     return zlib.crc32(facts.encode(), of_bytes)
+
+
+def spread(many: int, most: int) -> list[int]:
+    """At most so many of the numbers below `many`, evenly, the first and the last too."""
+    chosen = min(many, most)
+    return sorted({i * (many - 1) // max(1, chosen - 1) for i in range(chosen)})
 
 
 class Stream:
@@ -111,6 +119,12 @@ class Stream:
         return None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the end mark was written: no batch will follow."""
+        end = max((batch.offset + batch.length for batch in self.index()), default=0)
+        return self.path.is_file() and self.path.stat().st_size - end == _END_MARK
+
+    @property
     def name(self) -> str:
         """The file, with the folder of its rank."""
         return f"{self.path.parent.name}/{self.path.name}"
@@ -125,7 +139,7 @@ class Stream:
                     yield from self._decoded(file, columns)
             return
         end = max(batch.offset + batch.length for batch in index)
-        if self.path.stat().st_size - end > 8:  # the end mark has 8
+        if self.path.stat().st_size - end > _END_MARK:
             rest = Batch(end, 0, 0, 0, 0, 0)
             yield from self._decoded(self._with_schema(rest, self._bytes(end, -1)), columns)
 

@@ -33,6 +33,18 @@ def levels_of(rows: Numbers) -> Codes:
     return codes.astype(np.int16)
 
 
+def stretches(steps: NDArray[np.int64], columns: int) -> NDArray[np.int64]:
+    """Where the columns of a picture begin, each of which is as many steps, in some sampled ones; none is empty."""
+    edges = np.linspace(steps[0], steps[-1] + 1, max(1, columns) + 1)[:-1]
+    starts = np.unique(np.searchsorted(steps, np.floor(edges)))
+    return starts[starts < len(steps)]
+
+
+def pool(codes: Codes, starts: NDArray[np.int64]) -> Codes:
+    """The largest levels of each stretch, which begin at `starts`."""
+    return np.maximum.reduceat(codes, starts, axis=0)
+
+
 class Grid:
     """The levels of one kind of value: a row for each sampled step, a column for each site."""
 
@@ -86,14 +98,25 @@ class Levels:
         before = self.many
         places, levels, stats = self._streams
         self._room = sum(batch.rows for batch in levels.index()) if not self.many else 0  # to grow is to copy all
-        if levels.index():
+        if self._are_missing():
+            for batch in stats.news(("step", "model", "site", "what", *_NEEDED)):
+                self._work_out(batch)
+        else:
             self._know(places.news())
             for batch in levels.news():
                 self._take(batch)
-        else:  # a run that is older than the levels: from its statistics, once for each batch
-            for batch in stats.news(("step", "model", "site", "what", *_NEEDED)):
-                self._work_out(batch)
         return self.many != before
+
+    def _are_missing(self) -> bool:
+        """Whether the run is older than levels, or has lost them: then they are worked out from its statistics.
+
+        A recorder writes places, then statistics, then levels: of a run that has just begun they are about to come.
+        """
+        places, levels, stats = self._streams
+        known = len(stats.index())  # before the others, which may grow meanwhile
+        if not known:
+            return not stats.path.with_suffix(".index").exists()
+        return not levels.index() and (known > 1 or not places.index() or stats.has_ended)
 
     def pooled(self, what: str, first: float, last: float, columns: int) -> tuple[Codes, NDArray[np.int64], list[int]]:
         """The largest levels in each stretch of time: a row for each, the step it begins with, and the places."""
@@ -103,11 +126,8 @@ class Levels:
         if high <= low:
             return np.zeros((0, len(grid.places)), np.int16), self.steps[:0], grid.places
         steps = self.steps[low:high]
-        edges = np.linspace(steps[0], steps[-1] + 1, max(1, columns) + 1)[:-1]
-        starts = np.unique(np.searchsorted(steps, np.floor(edges)))
-        starts = starts[starts < len(steps)]
-        pooled = np.maximum.reduceat(grid.codes[low:high, : len(grid.places)], starts, axis=0)
-        return pooled, steps[starts], grid.places
+        starts = stretches(steps, columns)
+        return pool(grid.codes[low:high, : len(grid.places)], starts), steps[starts], grid.places
 
     def _know(self, batches: Any) -> None:
         for batch in batches:
@@ -123,6 +143,8 @@ class Levels:
         codes = batch["levels"].flatten().to_numpy(zero_copy_only=False)
         ends = np.cumsum(batch["levels"].value_lengths().to_numpy(zero_copy_only=False))
         places = batch["places"].flatten().to_numpy(zero_copy_only=False)
+        if len(places) and places.max() >= len(self.places):  # they have come since the others were read
+            self._know(self._streams[0].news())
         sizes = batch["places"].value_lengths()
         news = np.flatnonzero(batch["places"].is_valid().to_numpy(zero_copy_only=False)).tolist()
         starts = np.cumsum([0, *sizes.drop_null().to_pylist()]).tolist()

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,16 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, ranks={len(self.ranks)}, models={[m['name'] for m in self.models]})"
 
-    def report(self, path: str | os.PathLike[str] = "report.html") -> Path:
-        """Write the run as one HTML file, which opens anywhere and needs no network; its path is given back."""
+    def report(
+        self, path: str | os.PathLike[str] = "report.html", *others: "Run", ranks: Collection[int] | None = None
+    ) -> Path:
+        """Write the run as one HTML file, which opens anywhere and needs no network; its path is given back.
+
+        Other runs are put beside it, to be compared. Of more than eight ranks it has eight, unless `ranks` says which.
+        """
         from tenterhook.view.report import write_report
 
-        return write_report(self, path)
+        return write_report(self, path, *others, ranks=ranks)
 
     def _repr_html_(self) -> str:
         """In a notebook: the page."""

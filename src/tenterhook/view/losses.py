@@ -29,6 +29,12 @@ class Steps:
         steps = self._read()[0]
         return int(steps[-1]) if len(steps) else -1
 
+    @property
+    def losses(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """All steps, and their losses."""
+        steps, loss, _ = self._read()
+        return steps, loss
+
     def table(self, first: float, last: float, columns: int) -> dict[str, Any]:
         """The steps in this window: of each stretch the mean loss, the lowest, the highest, and the last rate."""
         steps, loss, rate = self._read()
@@ -52,11 +58,20 @@ class Steps:
         new = []
         for batch in self._stream.news(("step", "loss", "rates")):
             loss = batch["loss"].to_numpy(zero_copy_only=False)
-            rates = np.array([max(r, default=math.nan) if r else math.nan for r in batch["rates"].to_pylist()], float)
-            new.append(np.stack([batch["step"].to_numpy(zero_copy_only=False), loss, rates]).astype(float))
+            new.append(np.stack([batch["step"].to_numpy(zero_copy_only=False), loss, _largest(batch["rates"])]))
         if new:
             self._all = np.concatenate([self._all, *new], axis=1)
         return self._all
+
+
+def _largest(lists: Any) -> NDArray[np.float64]:
+    """Of each list; NaN where there is none."""
+    sizes = lists.value_lengths().fill_null(0).to_numpy()
+    found, some = np.full(len(sizes), math.nan), sizes > 0
+    if some.any():
+        starts = (np.cumsum(sizes) - sizes)[some]
+        found[some] = np.maximum.reduceat(lists.flatten().to_numpy(zero_copy_only=False), starts)
+    return found
 
 
 def _or_none(values: NDArray[np.float64]) -> list[float | None]:

@@ -6,12 +6,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from tenterhook.errors import TenterhookError
 from tenterhook.store.run import Run
+from tenterhook.view.runs import named
 
 
 class NoServer(TenterhookError, RuntimeError):
@@ -19,9 +20,11 @@ class NoServer(TenterhookError, RuntimeError):
 
 
 class Server:
-    """A server for one folder of runs: bound when it is made, so that its address is known."""
+    """A server for a folder of runs, or several runs: bound when it is made, so that its address is known."""
 
-    def __init__(self, run: Run, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+    def __init__(
+        self, run: Run | Sequence[Run], host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    ) -> None:
         try:
             import uvicorn
 
@@ -32,7 +35,8 @@ class Server:
             raise NoServer(f'{what}; pip install "tenterhook[view]"') from error
         self.token = token or secrets.token_urlsafe(18)
         self.host = host
-        app = app_for(run, self.token, names_of(host))
+        self._runs = [run] if isinstance(run, Run) else list(run)
+        app = app_for(self._runs, self.token, names_of(host))
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         quiet = {"log_config": None, "log_level": "critical", "timeout_graceful_shutdown": 2, "lifespan": "off"}
@@ -43,7 +47,8 @@ class Server:
     def address(self) -> str:
         """What to open in a browser."""
         name = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{f'[{name}]' if ':' in name else name}:{self.port}/?token={quote(self.token)}"
+        beside = [f"#with={quote(name)}" for name in named(self._runs)][1:2]
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.port}/?token={quote(self.token)}{''.join(beside)}"
 
     def run(self) -> None:
         """Serve until Ctrl-C."""
