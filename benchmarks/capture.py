@@ -171,7 +171,7 @@ def gpt2(rounds: int) -> Rows:
             step()
         return seen
 
-    t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds // 10)
+    t = interleave({"bare": step, "hand": hand, "ours": ours}, rounds // 4)
     ratio = (t["ours"] - t["bare"]) / (t["hand"] - t["bare"])
     return [
         (
