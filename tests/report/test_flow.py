@@ -1,6 +1,10 @@
 """The bars of gradient flow: as long as the gradients are large, and of which layers."""
 
-from tenterhook import open_run
+import torch
+from torch import nn
+
+from tenterhook import Finding, open_run
+from tenterhook.record.watch import Options, Recording
 from tenterhook.report.flow import flow
 from tests.view.made import Made, finding
 
@@ -38,3 +42,27 @@ def test_zeros_and_nan_are_said(tmp_path):
 def test_nothing_without_gradients(tmp_path):
     assert flow(open_run(Made(tmp_path / "run", kinds=("output",)).add(2).end())) == []
     assert flow(open_run(Made(tmp_path / "none").end())) == []
+
+
+class Says:
+    """A rule with one finding, in one of two models that have the same addresses."""
+
+    name = "cold layer"
+
+    def look(self, step):
+        place = next(place for place in step.of("output").places if (place.model, place.site) == ("second", "0"))
+        if step.number == 0:
+            yield Finding(self.name, "warn", 0, "it is cold", place)
+
+
+def test_a_mark_is_of_one_model_and_so_is_what_is_inside_of_what(tmp_path):
+    first, second = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Tanh())
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    recording = Recording(tmp_path / "run", Options(every=1), [Says()], [])
+    recording.recorder.install(discover=True)
+    for _ in range(3):
+        second(first(torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+    recording.close("finished")
+    shown = [(line[2], f"{line[4:].split()[0]} {line[4:].split()[1]}") for line in flow(open_run(tmp_path / "run"))[1:]]
+    assert shown == [(" ", "first: 0"), (" ", "first: 1"), (" ", "second: 0.0"), (" ", "second: 1")]
