@@ -4,6 +4,7 @@ import gc
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tenterhook.record.judge import Judge, State
 from tenterhook.record.rule import Persistent, PersistentRows
 from tenterhook.record.step import Step
 from tenterhook.record.terms import Term
+from tenterhook.report.ranks import RANKS
 from tests.record import trainings as t
 
 pytest.importorskip("pyarrow")
@@ -357,6 +359,12 @@ def test_three_states(seen_in):
     assert states["non-finite values"] == State("non-finite values", "found")
     assert states["identical batches"] == State("identical batches", "clean")
     assert states["BatchNorm mode"] == State("BatchNorm mode", "not checked", "no BatchNorm was called")
+
+
+def test_the_docs_list_every_rule():
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    rows = page.partition("| rule | found when |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    assert {row.split("|")[1].strip() for row in rows} == {rule.name for rule in all_rules()} | {RANKS}
 
 
 def test_without_a_step_nothing_was_checked():

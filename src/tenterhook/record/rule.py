@@ -10,6 +10,10 @@
                     yield Finding(self.name, "warn", step.number, f"rms {rms:.1e}", place)
 
 `watch(model, rules=[*all_rules(), Cold()])`, or `tenterhook run --rules FILE.py:Cold train.py`.
+
+A rule of our own is a file in rules/, derived from one of the bases below. It is listed in `rules/__init__.py` and, by
+when a fault of its kind shows, in `report/causes.py`; its numbers stand in `rules/thresholds.py`, its row in
+docs/watching.md, and trainings that it is to find, and to leave alone, in tests/zoo.
 """
 
 from collections import deque
@@ -59,8 +63,8 @@ class Checked:
     """A base for rules that can tell why they had nothing to check."""
 
     name: ClassVar[str]
-    needs: ClassVar[str] = "nothing was sampled"
-    only_sampled: ClassVar[bool] = True  # whether steps without rows are of no interest
+    needs: ClassVar[str] = "nothing was sampled"  # what is said where `has_looked` was never set
+    only_sampled: ClassVar[bool] = True  # `look` is not called with steps that were not sampled, which have no rows
     has_looked = False
 
     @property
@@ -70,12 +74,16 @@ class Checked:
 
 
 class OfLosses(Checked):
-    """A base for rules that look at the loss of every step: they have not checked it where many were not seen."""
+    """A base for rules that look at the loss of every step: they have not checked it where many were not seen.
 
+    `look` has to begin with `self.count(step)`.
+    """
+
+    only_sampled = False
     steps = unseen = 0
 
     def count(self, step: Step) -> None:
-        """Called with every step."""
+        """Note whether the loss of a step was seen."""
         self.steps += bool(step.optimizers)
         self.unseen += bool(step.optimizers) and step.loss is None
 

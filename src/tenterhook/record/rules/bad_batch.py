@@ -17,7 +17,6 @@ class BadBatch(OfLosses):
     """
 
     name = "bad batch"
-    only_sampled = False
     needs = "no loss was seen: no backward() on a scalar"
 
     def __init__(self) -> None:

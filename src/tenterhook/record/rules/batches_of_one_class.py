@@ -6,7 +6,7 @@ from statistics import fmean
 
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules import thresholds as t
-from tenterhook.record.rules._loss import Key, Labels, Target
+from tenterhook.record.rules._loss import Key, Labels
 from tenterhook.record.step import Step
 from tenterhook.record.terms import entropy
 
@@ -18,16 +18,15 @@ class BatchesOfOneClass(Checked):
     needs = f"fewer than {t.ONE_CLASS_BATCHES} batches of labels of several classes were sampled"
 
     def __init__(self) -> None:
-        self._labels, self._target = Labels(), Target()
+        self._labels = Labels()
         self._entropies: dict[Key, list[float]] = defaultdict(list)
         self._told: set[Key] = set()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each loss function once."""
-        self._target = step.target
         for key, term in self._labels.add(step):
             total = float(term.labels.sum())
-            if term.classes < 2 or term.many < t.ONE_CLASS_LABELS or total <= 0 or self._target.moves:
+            if term.classes < 2 or term.many < t.ONE_CLASS_LABELS or total <= 0 or step.target.moves:
                 continue
             entropies, labels = self._entropies[key], self._labels.all[key]
             entropies.append(entropy(term.labels / total))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tenterhook.record.rule import Finding, OfLosses
 from tenterhook.record.rules import thresholds as t
-from tenterhook.record.rules._loss import Target, together
+from tenterhook.record.rules._loss import together
 from tenterhook.record.step import Step
 from tenterhook.record.terms import best_guess
 
@@ -17,11 +17,9 @@ class EarlyBlowUp(OfLosses):
     """
 
     name = "early blow-up"
-    only_sampled = False
     needs = "no first loss above zero was seen: no backward() on a scalar"
 
     def __init__(self) -> None:
-        self._target = Target()
         self._number = self._often = 0
         self._optimizers: frozenset[int] = frozenset()  # so far
         self._usual = 0.0  # the first loss, or that of guessing
@@ -33,7 +31,6 @@ class EarlyBlowUp(OfLosses):
         self.count(step)
         if self._told or (self._number >= t.BLOW_UP_STEPS and step.optimizers <= self._optimizers):
             return
-        self._target = step.target
         if not step.optimizers <= self._optimizers:
             self._optimizers, self._number, self._often, self._usual = self._optimizers | step.optimizers, 0, 0, 0.0
         if step.loss is None:
@@ -56,7 +53,7 @@ class EarlyBlowUp(OfLosses):
         text = f"the loss is {loss:.3g} after {self._number} steps, and {self._usual:.3g} was where it began"
         why = "steps this large destroy what the weights began with, and training rarely recovers"
         then = "lower the learning rate ten times or more, warm it up, or clip the gradients"
-        moves = self._target.moves
+        moves = step.target.moves
         severity, then = ("note", f"{moves}; if that is so, it may rise") if moves else ("warn", then)
         yield Finding(self.name, severity, self._began, text, None, why, then)
 

@@ -13,7 +13,6 @@ class LossNan(OfLosses):
     """NaN or Inf, except where a GradScaler left the step out: there it may be the scale that overflowed."""
 
     name = "loss is NaN"
-    only_sampled = False
     needs = "no loss was seen: no backward() on a scalar"
 
     def __init__(self) -> None:

@@ -20,7 +20,6 @@ class LossSpike(OfLosses):
     """
 
     name = "loss spike"
-    only_sampled = False
     needs = f"fewer than {t.SPIKE_WARM} steps with a loss"
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules import thresholds as t
-from tenterhook.record.rules._loss import Target, together
+from tenterhook.record.rules._loss import together
 from tenterhook.record.step import Step
 from tenterhook.record.terms import Term
 
@@ -22,7 +22,6 @@ class LossWithoutAFloor(Checked):
     needs = "no loss was seen: no backward() on a scalar"
 
     def __init__(self) -> None:
-        self._target = Target()
         self._below = self._minus = 0  # samples in a row
         self._first: float | None = None
         self._sum = 0.0  # of the losses of a window
@@ -32,8 +31,7 @@ class LossWithoutAFloor(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each of the three once."""
-        self._target = step.target
-        if step.loss is None or not math.isfinite(step.loss) or self._target.is_contested:
+        if step.loss is None or not math.isfinite(step.loss) or step.target.is_contested:
             return
         self.has_looked = True
         if step.terms:
@@ -59,7 +57,7 @@ class LossWithoutAFloor(Checked):
         if term is None or step.has_more or term.family == "binary" or not _trains_a_model(step):
             return ""
         self._minus = self._minus + 1 if step.loss is not None and term.mean * step.loss < 0 < abs(term.mean) else 0
-        if self._minus < t.SIGN_SEEN or self._target.moves:
+        if self._minus < t.SIGN_SEEN or step.target.moves:
             return ""
         return f"loss {step.loss:.3g} where {term.function} is {term.mean:.3g}: it is taken with a minus"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tenterhook.record.rule import Checked, Finding, Persistent
-from tenterhook.record.rules._loss import Labels, Target
+from tenterhook.record.rules._loss import Labels
 from tenterhook.record.rules.thresholds import LOG_PROBABILITIES_OFF, ROWS_SEEN
 from tenterhook.record.step import Step
 
@@ -16,16 +16,14 @@ class NoLogProbabilities(Checked):
 
     def __init__(self) -> None:
         self._often = Persistent(ROWS_SEEN, ROWS_SEEN)
-        self._target = Target()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Once."""
-        self._target = step.target
         for (name, classes), term in Labels().add(step):
             if name != "nll_loss" or classes < 2:
                 continue
             self.has_looked = True
-            off = term.off_log > LOG_PROBABILITIES_OFF and not self._target.moves  # a policy's may have weights
+            off = term.off_log > LOG_PROBABILITIES_OFF and not step.target.moves  # a policy's may have weights
             if self._often.so(name, off):
                 text = f"the exponentials of a row sum to 1 × e^{term.off_log:.2g}, not to 1"
                 if term.least >= 0 and term.most <= 1 and term.off_one < LOG_PROBABILITIES_OFF:

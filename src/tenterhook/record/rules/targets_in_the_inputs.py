@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.rules import thresholds as t
-from tenterhook.record.rules._loss import Key, Labels, Target
+from tenterhook.record.rules._loss import Key, Labels
 from tenterhook.record.step import Step
 from tenterhook.record.terms import Term, best_guess
 
@@ -22,19 +22,18 @@ class TargetsInTheInputs(Checked):
     def __init__(self) -> None:
         self._often: dict[Key, int] = {}  # samples in a row
         self._first: dict[Key, float] = {}  # of the losses, as a share of that of guessing
-        self._target, self._labels = Target(), Labels()
+        self._labels = Labels()
         self._steps = 0
         self._told: set[Key] = set()
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each loss function once."""
-        self._target = step.target
         self._steps += step.loss is not None
         if not step.terms:
             return
         for key, term in self._labels.add(step):
             self.has_looked = True
-            if key in self._told or self._target.moves:
+            if key in self._told or step.target.moves:
                 continue
             self._often[key] = self._often.get(key, 0) + 1 if term.leak >= t.LEAK_SHARE else 0
             if self._often[key] >= t.LEAK_SEEN:
