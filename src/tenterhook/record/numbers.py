@@ -8,32 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Block:
-    """Some rows of numbers; `places` says whose each row is, which can be several. On its way from a GPU, maybe."""
-
-    def __init__(self, places: list[list[int]], numbers: Any, histogram: Any) -> None:
-        self.places = places
-        self.event: Any = None
-        self.numbers, self.histogram = numbers, histogram
-        if isinstance(numbers, Tensor):
-            self.numbers, self.histogram = to_host(numbers), to_host(histogram)
-            self.event = torch.cuda.Event()
-            self.event.record()
-
-    def ready(self) -> bool:
-        """Whether the numbers can be read without waiting."""
-        return self.event is None or self.event.query()
-
-    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """The numbers and the histograms."""
-        if self.event is None:
-            return self.numbers, self.histogram
-        self.event.synchronize()
-        return self.numbers.numpy(), self.histogram.numpy()
-
-
 class Arrival:
-    """Some numbers of one tensor, which nobody has to wait for."""
+    """The numbers of one tensor, which nobody has to wait for."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._host, self._event = to_host(numbers.detach()), None
@@ -45,11 +21,28 @@ class Arrival:
         """Whether they can be read without waiting."""
         return self._event is None or self._event.query()
 
-    def array(self) -> NDArray[np.float64]:
+    def array(self) -> NDArray[Any]:
         """The numbers."""
         if self._event is not None:
             self._event.synchronize()
-        return self._host.double().cpu().numpy()
+        return self._host.cpu().numpy()
+
+
+class Block:
+    """Some rows of numbers and of histograms, as arrays or tensors; `places` says whose each row is, maybe several."""
+
+    def __init__(self, places: list[list[int]], *tables: Any) -> None:
+        self.places = places
+        self._tables = [Arrival(one) if isinstance(one, Tensor) else one for one in tables]
+
+    def ready(self) -> bool:
+        """Whether the numbers can be read without waiting."""
+        return all(one.ready() for one in self._tables if isinstance(one, Arrival))
+
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        """The numbers and the histograms."""
+        numbers, histograms = (one.array() if isinstance(one, Arrival) else one for one in self._tables)
+        return numbers, histograms
 
 
 class Scalars:
@@ -60,7 +53,7 @@ class Scalars:
     def __init__(self) -> None:
         self._found: dict[Any, float] = {}
         self._waiting: list[tuple[Any, Tensor]] = []
-        self._sent: list[tuple[list[Any], Tensor, Any]] = []
+        self._sent: list[tuple[list[Any], Arrival]] = []
 
     def add(self, key: Any, value: Tensor) -> None:
         """Keep a number of one element."""
@@ -71,28 +64,20 @@ class Scalars:
 
     def send(self) -> None:
         """Start the copies to the host."""
-        if not self._waiting:
-            return
         for device in {value.device for _, value in self._waiting}:
             keys = [key for key, value in self._waiting if value.device == device]
-            host = to_host(torch.cat([value for _, value in self._waiting if value.device == device]))
-            event = None
-            if device.type == "cuda":
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(device))
-            self._sent.append((keys, host, event))
+            numbers = torch.cat([value for _, value in self._waiting if value.device == device])
+            self._sent.append((keys, Arrival(numbers)))
         self._waiting = []
 
     def ready(self) -> bool:
         """Whether they can be read without waiting."""
-        return all(event is None or event.query() for _, _, event in self._sent)
+        return all(numbers.ready() for _, numbers in self._sent)
 
     def read(self) -> dict[Any, float]:
         """Each key with its number."""
-        for keys, host, event in self._sent:
-            if event is not None:
-                event.synchronize()
-            self._found.update(zip(keys, host.tolist(), strict=True))
+        for keys, numbers in self._sent:
+            self._found.update(zip(keys, numbers.array().tolist(), strict=True))
         return self._found
 
 

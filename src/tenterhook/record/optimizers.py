@@ -17,15 +17,15 @@ from tenterhook.record.weights import Weights
 from tenterhook.values.tree import version_of
 
 
-class Known:
+class KnownOptimizer:
     """What is known of one optimizer."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number = number  # in events: by when it was first seen
         self.wraps = False  # whether it only has another optimizer step
         self.at_begin: tuple[int, list[int]] = (-1, [])  # if so, of its last step: a count of all, and its versions
         self.weights: Weights | None = None  # once it has stepped
-        self.order = 0  # the how manieth it was to step
+        self.order = 0  # in a Step: 1 for the first that has stepped, then 2 and so on
         self.parameters: frozenset[int] = frozenset()  # the ids of those that it trains
         self.samples = 0  # how many of its steps were sampled
         self.passes = 0  # backward passes until its last step
@@ -39,25 +39,25 @@ class Optimizers:
         self.only: Optimizer | None = None
         self.everything = False  # whether those of unknown parameters count, too
         self._models = models
-        self._known: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Optimizer, KnownOptimizer] = weakref.WeakKeyDictionary()
         self._active: dict[int, weakref.ref[Optimizer]] = {}  # by number
         self.stepped = 0  # how many have
         self._numbers = itertools.count(1)
         self._there: dict[bool, bool] = {}  # whether there was one, before the training and when it had begun
         self._others: list[weakref.ref[Optimizer]] = []
 
-    def known(self, optimizer: Optimizer) -> Known | None:
+    def known(self, optimizer: Optimizer) -> KnownOptimizer | None:
         """What is known of an optimizer."""
         return self._known.get(optimizer)
 
-    def add(self, optimizer: Optimizer) -> Known:
+    def add(self, optimizer: Optimizer) -> KnownOptimizer:
         """What is known of an optimizer, which has a number from now on."""
         known = self._known.get(optimizer)
         if known is None:
-            known = self._known[optimizer] = Known(next(self._numbers))
+            known = self._known[optimizer] = KnownOptimizer(next(self._numbers))
         return known
 
-    def concern(self, optimizer: Optimizer, known: Known | None) -> bool:
+    def counts(self, optimizer: Optimizer, known: KnownOptimizer | None) -> bool:
         """Whether the steps of an optimizer count, of which this is known."""
         if known is not None and (known.wraps or known.number in self._active):
             return not known.wraps
@@ -67,14 +67,14 @@ class Optimizers:
             return True
         return any(self._models.parameter(p) for p in parameters_of(optimizer))
 
-    def join(self, optimizer: Optimizer, known: Known) -> Joined | None:
+    def join(self, optimizer: Optimizer, known: KnownOptimizer) -> Joined | None:
         """Make an optimizer active: None if it was."""
         if known.number in self._active:
             return None
         others: frozenset[int] = frozenset()
         if not self._active:  # those that step in turn with it, as a GAN's do
             others = frozenset(
-                self.add(other).number for other in all_optimizers() if self.concern(other, self.known(other))
+                self.add(other).number for other in all_optimizers() if self.counts(other, self.known(other))
             )
         known.parameters = frozenset(map(id, parameters_of(optimizer)))
         replaces = tuple(number for number, one in self._active.items() if self._is_replaced(one(), known))
@@ -91,7 +91,7 @@ class Optimizers:
             if other is not None and any(p is first for p in parameters_of(other)) and is_stepping(frame, other):
                 self._known[other].wraps = True
 
-    def _is_replaced(self, optimizer: Optimizer | None, by: Known) -> bool:
+    def _is_replaced(self, optimizer: Optimizer | None, by: KnownOptimizer) -> bool:
         """Whether an optimizer is gone, or another one has all of its parameters and no more, or is what it wraps."""
         if optimizer is None:
             return True
@@ -100,13 +100,15 @@ class Optimizers:
 
     def train(self, parameter: Tensor) -> bool:
         """Whether an active optimizer has this parameter."""
-        alive = (one for reference in self._active.values() if (one := reference()) is not None)
-        return any(id(parameter) in self._known[one].parameters for one in alive)
+        return any(id(parameter) in parameters for parameters in self._parameters_of_active())
 
     def trained(self) -> set[int]:
         """The ids of all parameters that active optimizers have."""
+        return {key for parameters in self._parameters_of_active() for key in parameters}
+
+    def _parameters_of_active(self) -> Iterator[frozenset[int]]:
         alive = (one for reference in self._active.values() if (one := reference()) is not None)
-        return {key for one in alive for key in self._known[one].parameters}
+        return (self._known[one].parameters for one in alive)
 
     def are_there(self, trains: bool) -> bool:
         """Whether there is an optimizer at all, which may not have stepped yet: looked for once before the training

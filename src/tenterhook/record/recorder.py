@@ -29,7 +29,7 @@ from tenterhook.record.facts import Facts
 from tenterhook.record.guard import Guard
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.models import MOST_MODELS, Models
-from tenterhook.record.optimizers import Known, Optimizers, parameters_of, rate_of
+from tenterhook.record.optimizers import KnownOptimizer, Optimizers, parameters_of, rate_of
 from tenterhook.record.outbox import Outbox
 from tenterhook.record.parts import Part, Pending
 from tenterhook.record.places import KINDS, Places
@@ -236,7 +236,7 @@ class Recorder:
             self._turns.after_pass_by_hand(self._measuring.micro.scalars)
             self.by_hand.after_pass(self._measuring.micro.sample.gather, asked)
 
-    def before_step(self, optimizer: Optimizer, known: Known) -> None:
+    def before_step(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         """Just before the weights change: measure them and their gradients, and keep what the update needs."""
         weights = known.weights or self._first_step(optimizer, known)
         self.by_hand.optimizer_steps()
@@ -259,13 +259,13 @@ class Recorder:
         part.parameters += self._facts.look(known, self.steps, micro.scalars)
         weights.before(micro.sample.gather)
 
-    def after_step(self, optimizer: Optimizer, known: Known) -> None:
+    def after_step(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         """The weights have changed."""
         self._turns.after_step(optimizer, known, self._measuring.part.sampled)
         if self._measuring.part.sampled and self._assembler.is_stepping(known.number) and known.weights is not None:
             known.weights.after(self._measuring.micro.sample.gather)
 
-    def _first_step(self, optimizer: Optimizer, known: Known) -> Weights:
+    def _first_step(self, optimizer: Optimizer, known: KnownOptimizer) -> Weights:
         self._discovery.find_holder(next(parameters_of(optimizer), None))
         everything = not self._selects and (self._optimizers.everything or not self.models.all)
         known.weights = Weights(self.models, self.places, self._measuring.what, everything)

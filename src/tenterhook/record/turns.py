@@ -11,7 +11,7 @@ from tenterhook.platform.modes import unrecorded
 from tenterhook.record.gather import has_values
 from tenterhook.record.models import Models
 from tenterhook.record.numbers import Scalars
-from tenterhook.record.optimizers import Known, parameters_of
+from tenterhook.record.optimizers import KnownOptimizer, parameters_of
 from tenterhook.record.step import Turn
 from tenterhook.values.tree import version_of
 
@@ -70,7 +70,7 @@ class Turns:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._passes = 0
-        self._since: list[Known] = []  # those that have stepped since a pass began
+        self._since: list[KnownOptimizer] = []  # those that have stepped since a pass began
         self._kept: dict[int, Kept] = {}  # by optimizer
         self._versions: list[int] = []  # of all parameters, after the last pass of a training by hand
 
@@ -86,7 +86,7 @@ class Turns:
         for kept in self._kept.values():
             kept.ended()
 
-    def before_step(self, optimizer: Optimizer, known: Known, scalars: Scalars, sampled: bool) -> list[Turn]:
+    def before_step(self, optimizer: Optimizer, known: KnownOptimizer, scalars: Scalars, sampled: bool) -> list[Turn]:
         """An optimizer is about to step; what is to be told of it, in a sampled step."""
         is_new = known.passes != self._passes
         kept = self._kept.pop(known.order, None)
@@ -96,7 +96,7 @@ class Turns:
             _tell(scalars, known.order, kept)
         return [Turn(known.order, repeats, self._stepped_twice(optimizer, known))] if sampled else []
 
-    def after_step(self, optimizer: Optimizer, known: Known, sampled: bool) -> None:
+    def after_step(self, optimizer: Optimizer, known: KnownOptimizer, sampled: bool) -> None:
         """It has stepped."""
         if known not in self._since:
             self._since.append(known)
@@ -120,7 +120,7 @@ class Turns:
         if type(grad) is Tensor and grad.layout is torch.strided and has_values(grad):
             self._kept[number] = Kept(parameters)
 
-    def _stepped_twice(self, optimizer: Optimizer, known: Known) -> tuple[str, str] | None:
+    def _stepped_twice(self, optimizer: Optimizer, known: KnownOptimizer) -> tuple[str, str] | None:
         """A parameter that another optimizer has stepped since the last pass, or that this one has twice."""
         mine = [p for p in parameters_of(optimizer) if p.grad is not None]
         others = [one.parameters for one in self._since if one is not known and not one.wraps]

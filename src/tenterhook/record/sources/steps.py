@@ -18,7 +18,7 @@ from tenterhook.platform.frames import frame_here, frames_of_threads
 from tenterhook.platform.optimizers import closure_in, is_stepping
 from tenterhook.record.events import Event, Skipped, Stepped, Stepping
 from tenterhook.record.guard import Guard, guarded
-from tenterhook.record.optimizers import Known, Optimizers, versions_of
+from tenterhook.record.optimizers import KnownOptimizer, Optimizers, versions_of
 
 _lock = threading.Lock()
 _told: tuple["Steps", ...] = ()
@@ -32,11 +32,11 @@ class TakesSteps(Protocol):
         """Something has happened."""
         ...
 
-    def before_step(self, optimizer: Optimizer, known: Known) -> None:
+    def before_step(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         """Its gradients are ready, and it is about to change the parameters."""
         ...
 
-    def after_step(self, optimizer: Optimizer, known: Known) -> None:
+    def after_step(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         """It has."""
         ...
 
@@ -68,7 +68,7 @@ class Steps:
         """What an optimizer is about to do; with a closure it is only known once that has run."""
         self._begun[threading.get_ident()] = self.begun() + 1
         known = self._optimizers.known(optimizer)
-        if not self._optimizers.concern(optimizer, known):
+        if not self._optimizers.counts(optimizer, known):
             if known is not None:
                 known.at_begin = self.begun(), versions_of(optimizer)
             return None
@@ -91,11 +91,11 @@ class Steps:
         return (*args[:at], then_look, *args[at + 1 :]), kwargs
 
     @guarded
-    def _after_closure(self, optimizer: Optimizer, known: Known) -> None:
+    def _after_closure(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         if known.number not in self._stepping():
             self._ready(optimizer, known)
 
-    def _ready(self, optimizer: Optimizer, known: Known) -> None:
+    def _ready(self, optimizer: Optimizer, known: KnownOptimizer) -> None:
         joins = self._optimizers.join(optimizer, known)
         if joins is not None:
             self._taker.feed(joins)
@@ -117,7 +117,7 @@ class Steps:
         """A GradScaler has left out a step."""
         known = self._optimizers.known(optimizer)
         wraps = known is not None and known.wraps
-        if wraps or self._optimizers.concern(optimizer, known):
+        if wraps or self._optimizers.counts(optimizer, known):
             self._taker.feed(Skipped(None if wraps else self._optimizers.add(optimizer).number))
 
 
