@@ -94,7 +94,7 @@ def test_several_models_come_as_a_tuple_or_a_dict(tmp_path):
     capsule = Capsule.read(written(tmp_path, calls, a, b))
     for made in ((nn.Linear(4, 4), Root()), {"m1": Root(), "m0": nn.Linear(4, 4), "other": 1}):
         birth = capsule.replay(made)
-        assert birth.operation == "sqrt" and birth.address == "m1"
+        assert birth.operation == "sqrt" and birth.address == "m1:."
     with pytest.raises(CaptureError, match=r"m0 \(a Linear\), m1 \(a Root\).*it returned Linear"):
         capsule.replay(nn.Linear(4, 4))
 

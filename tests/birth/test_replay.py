@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tenterhook import find_first
-from tenterhook.birth.again import again
+from tenterhook.birth.loss_code import loss_code
 from tenterhook.birth.replay import Backward, RootCall, replay
 from tenterhook.birth.trace import CannotRunAgain
 
@@ -155,7 +155,7 @@ def test_what_writes_or_calls_strangers_is_refused(code, tmp_path):
         file, {"model": nn.Linear(4, 4), "x": torch.ones(4), "total": 0.0, "numbers": iter([1.0]), "keep": kept.append}
     )
     with pytest.raises(CannotRunAgain):
-        again(frame, 1, lines)
+        loss_code(frame, 1, lines)
 
 
 def _frame_of(file, variables):
@@ -176,7 +176,7 @@ def test_a_loss_in_a_with_and_an_if(tmp_path):
     frame = _frame_of(file, {"model": nn.Linear(4, 4), "x": x, "torch": torch, "F": F})
     with torch.autocast("cpu", torch.bfloat16):
         truth = F.mse_loss(frame.f_locals["model"](x), x)
-    assert torch.equal(again(frame, 2, 7)(), truth)
+    assert torch.equal(loss_code(frame, 2, 7)(), truth)
 
 
 def test_a_replay_that_raises_is_told():
@@ -220,5 +220,5 @@ def test_several_statements_on_a_line(code, tmp_path):
     frame = _frame_of(file, {"model": model, "x": x, "seen": seen, "range": range})
     lines = code.splitlines()
     first = next(i for i, line in enumerate(lines, start=1) if "model(x)" in line)
-    assert torch.equal(again(frame, first, len(lines))(), model(x).sum() * 2)
+    assert torch.equal(loss_code(frame, first, len(lines))(), model(x).sum() * 2)
     assert seen == []

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tenterhook import open_run, watch
+from tenterhook.birth.capsule import Capsule
 from tenterhook.record.watch import Options, Recording
 
 BAD = 6
@@ -85,6 +86,30 @@ def test_two_models_with_an_optimizer_each(tmp_path):
     assert one["step"] == BAD and "was made by log" in one["text"] and "torch.log(shown)" in one["why"]
 
 
+def test_each_of_several_models_has_its_own_name(tmp_path):
+    """In the finding, and in the capsule, from which a factory is to know them."""
+    pytest.importorskip("safetensors")
+    generator, critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    optimizer = torch.optim.SGD([*generator.parameters(), *critic.parameters()], 1e-3)
+    recording = Recording(tmp_path / "run", Options(every=100, dense=2, capsule=True), None, [])
+    recording.recorder.install(discover=True)
+    for step in range(10):
+        if step == BAD:
+            nn.init.constant_(generator.weight, 3e38)
+        loss = critic(generator(torch.ones(8, 4))).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    recording.close("finished")
+    rows = open_run(tmp_path / "run").findings().to_pylist()
+    one = next(row for row in rows if row["rule"] == "non-finite values")
+    assert one["step"] == BAD and "was made by addmm in generator:." in one["text"]
+    capsule = Capsule.read(tmp_path / "run" / "rank-0" / "capsule.safetensors")
+    assert capsule.models == ["generator", "critic"]
+    made = {"generator": nn.Linear(4, 8), "critic": nn.Sequential(nn.Linear(8, 8), nn.Tanh())}
+    assert "addmm in generator:." in capsule.replay(made).sentence
+
+
 def test_the_second_of_two_models(tmp_path):
     def train(two):
         of_g, of_d = torch.optim.SGD(two.G.parameters(), 1e-3), torch.optim.SGD(two.D.parameters(), 1e-3)
@@ -155,6 +180,62 @@ def test_autocast_around_the_step_but_not_the_optimizer(tmp_path):
 
     one = found(tmp_path, train)
     assert one["step"] == BAD and "more than float16 can hold" in one["text"]
+
+
+class Spectral(nn.Module):
+    """As in a Fourier neural operator: complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(self.layer(x)) * self.weight, n=4)
+
+
+class Mixed(nn.Module):
+    """Weights in float64 beside some in float32, and all of it in float64."""
+
+    def __init__(self, *dtypes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+        return x
+
+
+MIXED = {"float64": lambda: Mixed(torch.float64), "mixed": lambda: Mixed(torch.float32, torch.float64)}
+
+
+@pytest.mark.parametrize("build", [Spectral, *MIXED.values()], ids=["complex", *MIXED])
+def test_weights_that_are_not_float32(tmp_path, build):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for step in range(10):
+            step_of(model, optimizer, step)
+
+    one = found(tmp_path, train, build)
+    assert one["step"] == BAD and "the gradient of sqrt" in one["text"]
+
+
+@pytest.mark.parametrize("bad", [1e300, 1e30])
+def test_gradients_whose_norm_alone_overflows_are_well(tmp_path, bad):
+    dtype = torch.float64 if bad > 1e38 else torch.float32
+
+    def train(model):
+        model = model.to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(8):
+            (model(torch.randn(8, 8, dtype=dtype)).sum() * (bad if step == BAD else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert found(tmp_path, train) is None
 
 
 def test_a_frozen_model_with_a_head_of_its_own(tmp_path):

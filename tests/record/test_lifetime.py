@@ -1,6 +1,7 @@
 """Errors of ours, threads, options: a recording is never in the way of the training."""
 
 import copy
+import signal
 import sys
 import threading
 
@@ -43,6 +44,32 @@ def test_an_error_of_ours_while_torch_goes_through_its_hooks(tmp_path, monkeypat
         train(model, batches(3))
         handle.remove()
     assert len(seen) == 3
+
+
+class Late(Exception):
+    """What a program's own time limit raises."""
+
+
+@pytest.fixture
+def time_limit():
+    def handler(number, frame):
+        raise Late
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_signal_handler_of_the_program_raises_is_not_swallowed(tmp_path, monkeypatch, capsys, time_limit):
+    from tenterhook.record.gather import Gather
+
+    monkeypatch.setattr(Gather, "add", lambda *_: time_limit())
+    model = net()
+    with pytest.raises(Late), watch(model, to=tmp_path / "run", every=1) as run:
+        train(model, batches(3))
+    assert "recording stopped (Late" in capsys.readouterr().err
+    assert run.open().rank_info()["failed"].startswith("Late")
+    assert ours(model) == []
 
 
 def test_wrong_options_are_refused(tmp_path):

@@ -11,12 +11,16 @@ _INTERNAL = re.compile(r"^_+|_(forward|backward|for_cpu|cuda|legit)$|^native_")
 _DATA = "look at the data: this batch has them before the model sees it"
 _SLOPE = "the slope is infinite there: add a small number to its input, or keep such values out of it (not with where)"
 _DIVISOR = "add a small number to the divisor, or clamp it"
-_REMEDIES = {
-    **dict.fromkeys(("log", "log2", "log10", "log1p"), "clamp its input, or use log_softmax or logsigmoid"),
+_SMALLER = "make its inputs smaller"
+_OF_OVERFLOW = {
     **dict.fromkeys(("div", "reciprocal", "rsqrt", "remainder", "fmod", "layer_norm", "batch_norm"), _DIVISOR),
+    "exp": "clamp its input, or subtract its maximum first",
+}
+_REMEDIES = {
+    **_OF_OVERFLOW,
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), "clamp its input, or use log_softmax or logsigmoid"),
     **dict.fromkeys(("softmax", "log_softmax"), "leave one place of every row open, or leave out such rows"),
     **dict.fromkeys(("sqrt", "pow", "acos", "asin", "atanh", "logit"), "clamp its input to where it is defined"),
-    "exp": "clamp its input, or subtract its maximum first",
     "mean": "leave out what has no values, or divide by at least 1",
     "nll_loss": "leave out batches without a target, or divide by at least 1",
     "std": "use more than one value, or correction=0",
@@ -56,11 +60,13 @@ class Birth:
         if self.received:
             is_input = self.operation.startswith("input")
             return _DATA if is_input else "it was not finite before this step: look at what wrote it"
-        if "more than" in self.why and "float32" not in self.why:
-            return "compute this in float32, or make its inputs smaller"
         if "squares" in self.why:
-            return "make its inputs smaller, or look at what makes them so large"
-        return _REMEDIES.get(self.operation, "look at the inputs of that line") if not self.backward else _SLOPE
+            return f"{_SMALLER}, or look at what makes them so large"
+        name = self.operation
+        if too_large := re.search(r"is more than (\w+) can hold", self.why):
+            is_small_type = "float8" in too_large[1] or "float16" in too_large[1]
+            return f"compute this in float32, or {_SMALLER}" if is_small_type else _OF_OVERFLOW.get(name, _SMALLER)
+        return _SLOPE if self.backward else _REMEDIES.get(name, "look at the inputs of that line")
 
     def __str__(self) -> str:
         lines = [self.sentence]

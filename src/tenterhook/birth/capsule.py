@@ -1,6 +1,6 @@
 """A bad step in a file, to be run again somewhere else: safetensors, with JSON in the header. No code, no pickle.
 
-    save(file, calls, names, …)       models, what they were called with, and the random numbers
+    save(file, calls, models, …)      models, what they were called with, and the random numbers
     Capsule.read(file).replay(models)   the same models, built anew, run again under the localiser
 
 The loss behind the models is code, and not in it: gradients are those of the sum of what a model gives.
@@ -28,12 +28,12 @@ _KINDS = ("parameter", "buffer")
 
 
 def save(
-    file: Path, calls: Iterable[RootCall], names: Sequence[tuple[str, nn.Module]], birth: str, versions: dict[str, str]
+    file: Path, calls: Iterable[RootCall], models: Sequence[tuple[str, nn.Module]], birth: str, versions: dict[str, str]
 ) -> None:
     """Write what can be written of the calls of a step; `CaptureError` where that is nothing."""
     writing, left_out = Writing(CaptureError), list[str]()
-    models = [_model_written(writing, name, unwrap(model)) for name, model in names]
-    numbers = {id(unwrap(model)): number for number, (_, model) in enumerate(names)}
+    models_written = [_model_written(writing, name, unwrap(model)) for name, model in models]
+    numbers = {id(unwrap(model)): number for number, (_, model) in enumerate(models)}
     written = []
     for k, call in enumerate(calls):
         number = numbers.get(id(unwrap(call.model)))
@@ -47,7 +47,7 @@ def save(
     if not written:
         raise CaptureError("; ".join(left_out) or "no model was called in it")
     left_out += writing.notes()
-    content = {"version": _VERSION, "versions": versions, "birth": birth, "models": models, "calls": written}
+    content = {"version": _VERSION, "versions": versions, "birth": birth, "models": models_written, "calls": written}
     _FILE.write(file, writing.tensors, {**content, "with_gradient": writing.with_gradient, "left_out": left_out})
 
 
@@ -112,13 +112,11 @@ class Capsule:
         modules = self._matched(made)
         for saved, module in zip(self._models, modules, strict=True):
             saved.load(module)
-        names = [
-            (f"{saved.name}." if len(modules) > 1 else "", module)
-            for saved, module in zip(self._models, modules, strict=True)
-        ]
+        names = self.models if len(modules) > 1 else [""]
+        models = [*zip(names, modules, strict=True)]
         with as_it_was(modules):
             for call in self._calls:
-                found = forward_again(call.of(modules), names)
+                found = forward_again(call.of(modules), models)
                 if found is not None:
                     return found
         return None

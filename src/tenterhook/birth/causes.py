@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenterhook.birth.made import is_checked, told
+from tenterhook.birth.made import is_checked, where_true
 
 Look = Callable[[Tensor], Tensor]  # which elements of an input
 
@@ -26,7 +26,7 @@ class Case:
     kwargs: dict[str, Any]
     outputs: Sequence[Any]
     output: Tensor  # the bad one
-    again: Callable[..., Any]  # the operation itself
+    function: Callable[..., Any]  # the operation itself
 
     @property
     def bad(self) -> Tensor:
@@ -37,7 +37,7 @@ class Case:
         """Where inputs are wrong and the output is bad; None where that is nowhere."""
         wrong = wrong.expand(self.bad.shape) if _fits(wrong, self.bad) else wrong
         both = wrong & self.bad if wrong.shape == self.bad.shape else wrong
-        return f"at {told(both)}" if bool(both.any()) else None
+        return f"at {where_true(both)}" if bool(both.any()) else None
 
 
 def _fits(small: Tensor, large: Tensor) -> bool:
@@ -134,7 +134,7 @@ def _attention(case: Case) -> str | None:
         if isinstance(mask, Tensor) and mask.dim() >= 2 and mask is not case.args[0]:
             hidden = (mask == -torch.inf).all(-1) if mask.is_floating_point() else None
             if hidden is not None and bool(hidden.any()):
-                return f"attention with a row of the mask that is -inf throughout, at {told(hidden)}"
+                return f"attention with a row of the mask that is -inf throughout, at {where_true(hidden)}"
     return None
 
 
@@ -145,7 +145,7 @@ def _normalisation(case: Case) -> str | None:
     variance = case.args[4] if len(case.args) > 4 else None  # of a batch norm in eval mode
     eps = next((one for one in reversed(case.args) if isinstance(one, float)), 0.0)
     if isinstance(variance, Tensor) and bool((variance + eps <= 0).any()):
-        return f"normalisation with a running variance of 0 or below, at {told(variance + eps <= 0)}"
+        return f"normalisation with a running variance of 0 or below, at {where_true(variance + eps <= 0)}"
     return _squares(case.args[0])
 
 
@@ -237,7 +237,7 @@ def _too_large(case: Case) -> str | None:
     if any(is_checked(one) and not bool(one.isfinite().all()) for one in case.args):
         return None
     try:
-        exact = case.again(*map(_double, case.args), **{name: _double(one) for name, one in case.kwargs.items()})
+        exact = case.function(*map(_double, case.args), **{name: _double(one) for name, one in case.kwargs.items()})
     except Exception:  # not every operation is there for float64
         return None
     made = [one for one in (exact if isinstance(exact, tuple | list) else (exact,)) if isinstance(one, Tensor)]
@@ -261,8 +261,8 @@ def _overflow(case: Case, exact: Tensor) -> str | None:
     x = _number(case, 0)
     if case.operation in ("exp", "exp2", "expm1", "sinh", "cosh") and x is not None and x.shape == case.bad.shape:
         of = f"{case.operation} of {x[case.bad][0].item():.4g}: "
-    told_value = f"{value:.4g}" if abs(value) != torch.inf else "it"
-    return f"{of}{told_value} is more than {name} can hold ({limit:.6g}): overflow at {told(case.bad)}"
+    exactly = f"{value:.4g}" if abs(value) != torch.inf else "it"
+    return f"{of}{exactly} is more than {name} can hold ({limit:.6g}): overflow at {where_true(case.bad)}"
 
 
 def _double(value: Any) -> Any:

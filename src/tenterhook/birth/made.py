@@ -1,5 +1,6 @@
 """An operation that made a value which is not finite, and where the first of these came from."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +22,10 @@ class Kinds(NamedTuple):
     def __bool__(self) -> bool:
         return any(self)
 
+    def beyond(self, others: Iterable["Kinds"]) -> bool:
+        """Whether there is a kind that none of the others has."""
+        return any(mine and not any(theirs) for mine, *theirs in zip(self, *others, strict=True))
+
 
 FINITE = Kinds()
 
@@ -29,9 +34,13 @@ def kinds_of(value: Tensor) -> Kinds:
     """What of a value is not finite."""
     if not is_checked(value) or bool(value.isfinite().all()):
         return FINITE
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
+    value = as_real(value)
     return Kinds(bool(value.isnan().any()), bool((value == torch.inf).any()), bool((value == -torch.inf).any()))
+
+
+def as_real(value: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones; other values as they are."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def is_checked(value: Any) -> bool:
@@ -101,10 +110,10 @@ def described(value: Tensor) -> str:
     return ", ".join(parts)
 
 
-def told(bad: Tensor) -> str:
-    """How many elements are bad, and where the first of them is; `bad` is a mask."""
-    many = int(bad.sum())
-    if not bad.dim():
+def where_true(mask: Tensor) -> str:
+    """For how many elements a mask is true, and where the first of them is."""
+    many = int(mask.sum())
+    if not mask.dim():
         return "its only value"
-    first = bad.nonzero()[0].tolist()
-    return f"{many:,} of {counted(bad.numel(), 'value')}, the first at {first}"
+    first = mask.nonzero()[0].tolist()
+    return f"{many:,} of {counted(mask.numel(), 'value')}, the first at {first}"

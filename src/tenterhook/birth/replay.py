@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tenterhook.birth.again import again
 from tenterhook.birth.alone import alone, rank_of_several, waits_for_others, wrappers_of
 from tenterhook.birth.birth import Birth, birth_of
 from tenterhook.birth.find import tracing, worst_of
+from tenterhook.birth.loss_code import loss_code
 from tenterhook.birth.trace import CannotRunAgain, Trace
 from tenterhook.platform.compiler import something_was_compiled
 from tenterhook.platform.engine import Asked, leaves_of
@@ -63,7 +63,7 @@ def _of_devices() -> tuple[Tensor, ...]:
 class RootCall:
     """A call of a model, as it began."""
 
-    made_on: "weakref.ref[nn.Module]"  # a model that is gone by then is not kept for us
+    model_ref: "weakref.ref[nn.Module]"  # a model that is gone by then is not kept for us
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: tuple[int, ...]  # of the tensors that it was given
@@ -94,7 +94,7 @@ class RootCall:
     @property
     def model(self) -> nn.Module:
         """The model that was called."""
-        model = self.made_on()
+        model = self.model_ref()
         if model is None:
             raise CannotRunAgain("the model is gone")
         return model
@@ -150,7 +150,7 @@ def _versions(args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Replayed:
     """What a replay has shown."""
 
     birth: Birth | None
@@ -160,29 +160,29 @@ class Told:
     capsule: str = ""  # where the step is saved, or why it is not
 
 
-def replay(calls: list[RootCall], backward: Backward | None, names: Iterable[tuple[str, nn.Module]]) -> Told:
+def replay(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Replayed:
     """Run the calls of a bad step again; `backward` is None where that was not called."""
-    models, calls = list(names), list(calls)
-    calls = [call for call in calls if call.made_on() is not None]
+    calls = [call for call in calls if call.model_ref() is not None]
     modules = [model for _, model in models] + [call.model for call in calls]
-    told = Told(None, waits_for_others(modules))
-    if not told.note:
+    replayed = Replayed(None, waits_for_others(modules))
+    if not replayed.note:
         with as_it_was(modules), alone(modules):
-            told = _replayed(calls, backward, models)
-    if something_was_compiled() and told.birth is not None:
-        told = replace(told, note="; ".join(filter(None, (told.note, "what was compiled ran eagerly to show this"))))
-    return replace(told, rank=rank_of_several())
+            replayed = _run_again(calls, backward, models)
+    if something_was_compiled() and replayed.birth is not None:
+        notes = filter(None, (replayed.note, "what was compiled ran eagerly to show this"))
+        replayed = replace(replayed, note="; ".join(notes))
+    return replace(replayed, rank=rank_of_several())
 
 
-def _replayed(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Told:
+def _run_again(calls: list[RootCall], backward: Backward | None, models: list[tuple[str, nn.Module]]) -> Replayed:
     if not calls:
-        return Told(None, "no call of the model was seen in it: watch what the training calls")
+        return Replayed(None, "no call of the model was seen in it: watch what the training calls")
     note = "backward() was not called"
     if backward is not None:
         try:
             found = _whole(calls, backward, models)
             if found is not None:
-                return Told(found)
+                return Replayed(found)
             note = _finite()
         except Exception as error:
             note = f"what follows the model could not be run again: {_said(error)}"
@@ -193,11 +193,11 @@ def _replayed(calls: list[RootCall], backward: Backward | None, models: list[tup
             note = f"the model could not be run again: {_said(error)}"
         else:
             if found is not None:
-                return Told(found, "" if note == _finite() else note)
+                return Replayed(found, "" if note == _finite() else note)
     several = rank_of_several() is not None and any(wrappers_of(model) for _, model in models)
     if several and note == _finite():
-        return Told(None, "it is finite on this rank, and gradients are averaged over all of them", elsewhere=True)
-    return Told(None, note)
+        return Replayed(None, "it is finite on this rank, and gradients are averaged over all of them", elsewhere=True)
+    return Replayed(None, note)
 
 
 def _finite() -> str:
@@ -220,7 +220,7 @@ def _whole(calls: list[RootCall], backward: Backward, models: list[tuple[str, nn
     first, at = min(lines, key=lambda one: one[1])
     for call, _ in lines:
         call.check()
-    compute = again(frame, at, line)
+    compute = loss_code(frame, at, line)
     first.random.put_back()
     trace, outputs, grads = Trace(models, alone=True), list[Any](), list[Tensor]()
     with ExitStack() as stack:

@@ -56,6 +56,7 @@ class Call:
 class Trace(DispatchMode):
     """Sees every operation while it is open; `bad` says what of a value is wrong.
 
+    `models` are those whose addresses are told, by their names, which are empty where there is only one.
     `alone`: other processes do not run this too, so that nothing in it may wait for them.
     """
 
@@ -72,9 +73,9 @@ class Trace(DispatchMode):
         self._next: dict[int, int] = {threading.get_ident(): next_sequence_number()}  # number, by thread
         self._count = 0
         modules: dict[int, str] = {}
-        for prefix, model in models:
-            whole = prefix.removesuffix(".") or "."
-            modules |= {id(m): whole if name == "." else f"{prefix}{name}" for name, m in reversed([*walk(model)])}
+        for model_name, model in models:
+            prefix = f"{model_name}:" if model_name else ""
+            modules |= {id(m): f"{prefix}{name}" for name, m in reversed([*walk(model)])}
             for kind in ("parameter", "buffer"):
                 for name, (_, tensor) in tensors_of(model, kind):
                     self.name(tensor, f"{kind} {prefix}{name}")
@@ -101,19 +102,15 @@ class Trace(DispatchMode):
         parents = tuple(made for one in inputs if (made := self._looked_at(one)) is not None)
         before = _as_they_are(args) if writes(func) else args
         result = func(*args, **kwargs)
-        node: Any = node_that_runs()
-        if node is not None and any(again for _, again in checkpoints()):
-            node = None  # a part of a forward, run again
-        line = self._line(node)
-        self._count += 1
+        node = _node_of_backward()
         outputs = [one for one in flat(result) if isinstance(one, Tensor)]
+        call = Call(func, before, kwargs, outputs, self._line(node), node)
+        self._count += 1
         worst = None
-        for one in (*outputs, *flat(written_by(func, args))):
-            if not is_checked(one):
-                continue
-            made = None
-            if kinds := self._bad(one):
-                made = worst = self._note(Call(func, before, kwargs, outputs, line, node), parents, one, kinds)
+        for one in filter(is_checked, (*outputs, *flat(written_by(func, args)))):
+            kinds = self._bad(one)
+            made = self._note(call, parents, one, kinds) if kinds else None
+            worst = made or worst
             self._remember(one, made)
         if node is None:
             self.last = parents[0] if parents and func is _BEGINS_BACKWARD else worst
@@ -148,10 +145,7 @@ class Trace(DispatchMode):
         made = Made(self._count, call.operation, kinds, parents, call.line)
         made.node = "" if call.node is None else call.node.name()
         if parents:
-            made.on_purpose = all(one.on_purpose for one in parents) and not any(
-                new and not any(old)
-                for new, old in zip(kinds, zip(*(one.kinds for one in parents), strict=True), strict=True)
-            )
+            made.on_purpose = all(one.on_purpose for one in parents) and not kinds.beyond(one.kinds for one in parents)
         else:
             made.on_purpose = not kinds.nan and _asks_for_infinity(call.args, call.kwargs)
         if not parents or (kinds.nan and not any(one.kinds.nan for one in parents)):
@@ -180,6 +174,12 @@ class Trace(DispatchMode):
             self._nodes[number] = (thread, None if elsewhere else line)
         self._next[thread] = now
         return line
+
+
+def _node_of_backward() -> Any:
+    """The node of autograd's graph that runs; none in a forward, nor where a checkpoint runs a part of one again."""
+    node = node_that_runs()
+    return None if node is None or any(again for _, again in checkpoints()) else node
 
 
 def _as_they_are(args: Any) -> list[Any]:

@@ -20,13 +20,14 @@ from torch.optim import Optimizer
 
 from tenterhook.birth.birth import Birth
 from tenterhook.birth.capsule import save
-from tenterhook.birth.replay import Backward, RootCall, Told, replay
+from tenterhook.birth.made import as_real
+from tenterhook.birth.replay import Backward, Replayed, RootCall, replay
 from tenterhook.errors import TenterhookError
 from tenterhook.platform.foreach import foreach_norm
 from tenterhook.platform.frames import frame_here
 from tenterhook.platform.fsdp import local_part
-from tenterhook.record.around import callers
 from tenterhook.record.guard import Guard
+from tenterhook.record.holders import callers
 from tenterhook.record.models import Models
 from tenterhook.record.optimizers import parameters_of
 from tenterhook.record.surroundings import versions
@@ -47,7 +48,7 @@ class Births:
         self._calls: list[RootCall] = []
         self._before = 0  # how many of them are from before the last backward pass
         self._backward: Backward | None = None
-        self._told: Told | None = None
+        self._replayed: Replayed | None = None
         self._tries = _TRIES
         self._elsewhere = False  # whether the last loss was on a device that is not looked at
 
@@ -87,36 +88,37 @@ class Births:
         """What a GPU computes would be waited for in every step: only where the bad step is wanted."""
         return tensor.device.type == "cpu" or self._capsule is not None
 
-    def step_ended(self) -> Told | None:
+    def step_ended(self) -> Replayed | None:
         """What a replay has shown in the step that ends; the next one begins."""
-        told, self._told = self._told, None
+        replayed, self._replayed = self._replayed, None
         self._calls, self._before, self._backward = [], 0, None
-        return told
+        return replayed
 
     def _find(self) -> None:
-        if self._told is not None:
+        if self._replayed is not None:
             return  # the loss was bad: so are the gradients
         is_later = self._tries < _TRIES
         self._tries -= 1
-        names = [(f"{model.name}:" if len(self._models.all) > 1 else "", module) for model, module in self._alive()]
+        several = len(self._models.all) > 1
+        models = [(model.name if several else "", module) for model, module in self._alive()]
         with self._guard.asleep():
-            self._told = replay(self._calls, self._backward, names)
-        if self._told.birth is not None or self._told.elsewhere:
+            self._replayed = replay(self._calls, self._backward, models)
+        if self._replayed.birth is not None or self._replayed.elsewhere:
             self._tries = 0
-        if is_later and _is_a_consequence(self._told):
-            self._told = None
+        if is_later and _is_a_consequence(self._replayed):
+            self._replayed = None
             return
-        if self._capsule is not None and not self._told.elsewhere:
-            self._told = replace(self._told, capsule=self._save_to(self._capsule, self._told, names))
+        if self._capsule is not None and not self._replayed.elsewhere:
+            self._replayed = replace(self._replayed, capsule=self._save_to(self._capsule, self._replayed, models))
 
-    def _save_to(self, file: Path, told: Told, names: list[tuple[str, nn.Module]]) -> str:
+    def _save_to(self, file: Path, replayed: Replayed, models: list[tuple[str, nn.Module]]) -> str:
         """Write the step; a sentence about that."""
-        models = [(name.removesuffix(".") or "model", model) for name, model in names]
+        named = [(name or "model", model) for name, model in models]
         try:
-            save(file, self._calls, models, str(told.birth or told.note), versions())
+            save(file, self._calls, named, str(replayed.birth or replayed.note), versions())
         except (TenterhookError, OSError, ImportError) as error:
             return f"the step could not be saved: {error}"
-        return _how_to_replay(file_here(str(file)), told.birth)
+        return _how_to_replay(file_here(str(file)), replayed.birth)
 
     def _alive(self) -> Iterator[tuple[Any, nn.Module]]:
         for model in self._models.all:
@@ -135,9 +137,9 @@ def _how_to_replay(capsule: str, birth: Birth | None) -> str:
     return f"`{command}` runs it again, where FACTORY is a function of that file which builds the model"
 
 
-def _is_a_consequence(told: Told) -> bool:
+def _is_a_consequence(replayed: Replayed) -> bool:
     """Whether it came of a bad step before this one, which has been told of: the optimizer wrote it into a weight."""
-    return told.birth is not None and told.birth.received and told.birth.operation.startswith("parameter")
+    return replayed.birth is not None and replayed.birth.received and replayed.birth.operation.startswith("parameter")
 
 
 def _any_bad(gradients: list[Tensor]) -> bool:
@@ -145,9 +147,9 @@ def _any_bad(gradients: list[Tensor]) -> bool:
     by_device: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for one in gradients:
         if one.layout is torch.strided:
-            by_device[one.device].append(one)
+            by_device[one.device].append(as_real(one))
     for group in by_device.values():
-        norms = torch.stack(foreach_norm(group, 2, torch.float32)).tolist()
+        norms = torch.stack(foreach_norm(group, 2)).tolist()
         bad = [one for one, norm in zip(group, norms, strict=True) if not math.isfinite(norm)]
         if any(not bool(one.isfinite().all()) for one in bad):  # a norm may overflow by itself
             return True

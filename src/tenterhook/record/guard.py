@@ -5,6 +5,7 @@ import functools
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,11 +62,20 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
                     return method(self, *args)
             except Exception as error:
                 guard.fail(error)
+                if _is_of_a_signal(error):
+                    raise  # a time limit of the program's, for example: it has only come while our code ran
                 return None
             finally:
                 guard.spent += clock() - start
 
     return safely
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether a signal handler of the program has raised this."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [code for one in handlers if (code := getattr(one, "__code__", None)) is not None]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @contextlib.contextmanager

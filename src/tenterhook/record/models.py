@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tenterhook.addresses.modules import walk
-from tenterhook.record.around import callers, count_if_held, is_kept, is_slice, largest, name_of
+from tenterhook.record.holders import callers, count_if_held, is_kept, is_slice, largest, name_of
 from tenterhook.record.model import Model
 
 MOST_MODELS = 32  # a program may make one after the other

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tenterhook.birth.replay import Told
+from tenterhook.birth.replay import Replayed
 from tenterhook.platform.tensors import Handle
 from tenterhook.record import assemble
 from tenterhook.record.gather import Gather
@@ -55,7 +55,7 @@ class Sample:
         """Whether all of it is on the host."""
         return all(one.ready() for one in (*self.gather.blocks, *(call.numbers for call in self.calls)))
 
-    def tell(self, step: Step, losses_count: bool) -> None:
+    def note_in(self, step: Step, losses_count: bool) -> None:
         """Note its facts in a step."""
         step.table("training").update(self.modes)
         step.table("batches").update(self.batches)
@@ -95,7 +95,7 @@ class Micro(assemble.MicroBatch):
         """Whether all numbers are on the host."""
         return self.scalars.ready() and self.sample.ready()
 
-    def tell(self, step: Step, facts: Mapping[Any, float]) -> list[float]:
+    def note_in(self, step: Step, facts: Mapping[Any, float]) -> list[float]:
         """Note its facts in a step, of which these are the scalars; its losses are given back."""
         without, calls = self.forwards
         step.forwards = step.forwards[0] + without, step.forwards[1] + calls
@@ -135,7 +135,7 @@ class Part(assemble.Part):
         self.optimizers: frozenset[int] = frozenset()
         self.unscaled_late = False  # a fused optimizer divides by the scale itself, after we have looked
 
-    def tell(self, step: Step, measured: "_Measured") -> None:
+    def note_in(self, step: Step, measured: "_Measured") -> None:
         """Note its facts in a step, and add its rows."""
         step.rates += self.rates
         step.optimizers |= self.optimizers
@@ -147,10 +147,10 @@ class Part(assemble.Part):
         losses: list[float] = []
         for i, micro in enumerate(self.micros):
             step.skipped += left_out[i] + (facts[i].get("skipped", 0) > 0)
-            found = micro.tell(step, facts[i])
+            found = micro.note_in(step, facts[i])
             losses += found if i >= losses_from else ()
             if micro.sample is not NOTHING:
-                micro.sample.tell(step, i >= losses_from)
+                micro.sample.note_in(step, i >= losses_from)
                 dropped = () if i >= gradients_from else ("output_grad",)
                 scaled = ("output_grad", "parameter_grad") if self.unscaled_late else ("output_grad",)
                 for block in micro.sample.gather.blocks:
@@ -168,7 +168,7 @@ class Pending(NamedTuple):
     seconds: float
     time: float
     spent: float
-    told: Told | None = None  # where something that is not finite was made
+    replayed: Replayed | None = None  # where something that is not finite was made
 
     def ready(self) -> bool:
         """Whether it can be made without waiting for a device."""
@@ -177,11 +177,11 @@ class Pending(NamedTuple):
     def make(self, places: Sequence[Place], layouts: dict[bytes, Layout]) -> Step:
         """The step, on the host; the layouts of the last ones are kept."""
         step = Step(self.number, seconds=self.seconds, time=self.time, spent=self.spent, sampled=self.sampled)
-        if self.told is not None:
-            step.told = self.told
+        if self.replayed is not None:
+            step.replayed = self.replayed
         measured = _Measured(places)
         for part in self.parts:
-            part.tell(step, measured)
+            part.note_in(step, measured)
         step.loss = sum(step.losses) if step.losses else None
         if self.sampled:
             measured.put_into(step, layouts)

@@ -16,7 +16,7 @@ from tenterhook.stats.columns import BINS, TABLE
 from tenterhook.stats.histograms import Histograms
 
 if TYPE_CHECKING:
-    from tenterhook.birth.replay import Told
+    from tenterhook.birth.replay import Replayed
     from tenterhook.record.rules._loss import Target
 
 
@@ -112,7 +112,7 @@ class Parameter(NamedTuple):
 class Turn(NamedTuple):
     """What is known of a step of one optimizer."""
 
-    optimizer: int  # by when it was first seen
+    optimizer: int  # 1 is the first that has ever stepped
     repeats: bool  # with the gradients of its step before, after which no backward pass came
     twice: tuple[str, str] | None  # model and site of a parameter that was stepped with the same gradient already
 
@@ -126,7 +126,7 @@ class Step:
     seconds: float = 0.0
     time: float = 0.0
     spent: float = 0.0
-    optimizers: frozenset[int] = frozenset()  # those that stepped, by when they were first seen
+    optimizers: frozenset[int] = frozenset()  # those that stepped: 1 is the first that ever has
     backwards: int = 0
     unmeasured: int = 0  # values of a kind that cannot be measured, or written into before they were
     skipped: int = 0  # optimizer steps that a GradScaler left out
@@ -157,7 +157,7 @@ class Step:
     # By model and input: the row of a batch that is far from the others, and the largest number in it.
     bad_rows: Mapping[tuple[str, str], tuple[int, float]] = _NONE
     kinds: Mapping[str, Kind] = _NONE  # of the rows
-    told: "Told | None" = None  # where a value that is not finite was made, once a replay has shown it
+    replayed: "Replayed | None" = None  # where a value that is not finite was made, once a replay has shown it
     target: "Target"  # what losses are measured against, as far as is known; of the judge
 
     def __init__(self, number: int, loss: float | None = None, **known: Any) -> None:

@@ -17,6 +17,7 @@ from tenterhook.errors import RunError, TenterhookWarning
 from tenterhook.record.guard import uninterrupted
 from tenterhook.record.judge import Judge
 from tenterhook.record.log import Log
+from tenterhook.record.log_function import LogFunction, Stats
 from tenterhook.record.places import KINDS
 from tenterhook.record.recorder import Recorder
 from tenterhook.record.rule import Rule
@@ -25,7 +26,6 @@ from tenterhook.record.schedule import Schedule
 from tenterhook.record.snapshots import Snapshots
 from tenterhook.record.step import Step
 from tenterhook.record.surroundings import surroundings
-from tenterhook.record.told import Stats, Telling
 from tenterhook.say import counted, say
 from tenterhook.store.run import Run, open_run
 from tenterhook.store.schemas import arrow
@@ -72,7 +72,7 @@ class Recording:
         options: Options,
         rules: Iterable[Rule] | None,
         command: list[str],
-        telling: Telling | None = None,
+        log_function: LogFunction | None = None,
     ) -> None:
         arrow()
         self.folder = folder.absolute()  # the program may change its directory
@@ -88,7 +88,7 @@ class Recording:
             self._take, self._complain, schedule, options.what, options.sites, self.snapshots, capsule
         )
         self.log = Log(self.folder, self.rank, self.judge, info, self.recorder.places)
-        self._telling = telling
+        self._log_function = log_function
         self._described = 0
         self._again = 0.0  # when the file about the rank is written again, for a run that is killed
         self._pid = os.getpid()
@@ -100,8 +100,8 @@ class Recording:
     def _take(self, step: Step) -> None:
         if self.log.take(step):
             self.recorder.schedule.found(self.recorder.steps)  # which may be some steps later
-        if self._telling is not None:
-            self._telling.tell(step)
+        if self._log_function is not None:
+            self._log_function.call_for(step)
         now = time.monotonic()
         if len(self.recorder.models.all) != self._described or now >= self._again:
             self._described = len(self.recorder.models.all)
@@ -191,7 +191,7 @@ class watch:
         self._rules = None if rules is None else list(rules)
         what, sites = ((one,) if isinstance(one, str) else tuple(one) for one in (what, sites))
         self._options = Options(every, dense, budget, what, sites, snapshots, capsule)
-        self._telling = None if log is None else Telling(log)
+        self._log_function = None if log is None else LogFunction(log)
         self._to = None if to is None else Path(to)  # else a new folder, when it begins
         self._folder = None if to is None else Path(to).absolute()  # the program may change its directory
         self._recording: Recording | None = None
@@ -205,7 +205,7 @@ class watch:
         if (self._folder / f"rank-{_rank()}").exists():  # each rank looks for its own part: run.json belongs to all
             raise FileExistsError(f"{self._to} holds a run already; give another folder as `to`, or none for a new one")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv), self._telling)
+        self._recording = Recording(self._folder, self._options, self._rules, list(sys.argv), self._log_function)
         self._recording.recorder.install([("model", self._model)], self._optimizer)
         return self
 

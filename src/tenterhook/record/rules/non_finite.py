@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tenterhook.birth.birth import Birth
-from tenterhook.birth.replay import Told
+from tenterhook.birth.replay import Replayed
 from tenterhook.record.places import Place
 from tenterhook.record.rule import Checked, Finding
 from tenterhook.record.step import Rows, Step
@@ -53,16 +53,16 @@ class NonFinite(Checked):
         if self._found:
             return
         self._skips = self._skips + step.skipped if step.skipped else 0
-        self.has_looked |= step.sampled or step.told is not None
+        self.has_looked |= step.sampled or step.replayed is not None
         found = None if not step.sampled or self._is_well(step) else self._first(step)
-        if step.told is not None:
-            found = _born(step, step.told, found)
-        if self._unknown and (step.told is None or step.told.birth is None):
+        if step.replayed is not None:
+            found = _born(step, step.replayed, found)
+        if self._unknown and (step.replayed is None or step.replayed.birth is None):
             return  # it comes of the bad step that has been told of
         if found is None and self._skips > _SKIPS:
             found = self._skipping(step)
         if found is not None:
-            self._unknown = step.told is not None and not (step.told.birth or step.told.elsewhere)
+            self._unknown = step.replayed is not None and not (step.replayed.birth or step.replayed.elsewhere)
             self._found = not self._unknown
             yield found
 
@@ -128,18 +128,18 @@ class NonFinite(Checked):
         return Finding(self.name, "error", step.number, text, None, "no weight has changed in these", then)
 
 
-def _born(step: Step, told: Told, first: Finding | None) -> Finding:
+def _born(step: Step, replayed: Replayed, first: Finding | None) -> Finding:
     """What running the step again has shown; `first` is what was measured in it, if it was."""
     place = first.place if first else None
-    birth = told.birth
+    birth = replayed.birth
     name, number = NonFinite.name, step.number
-    rank = "" if told.rank is None else f"on rank {told.rank}: "
-    then = f"; {told.capsule}" if told.capsule else ""
-    if birth is None and told.elsewhere:
-        text = f"{rank}a gradient is not finite because of another rank; {told.note}"
+    rank = "" if replayed.rank is None else f"on rank {replayed.rank}: "
+    then = f"; {replayed.capsule}" if replayed.capsule else ""
+    if birth is None and replayed.elsewhere:
+        text = f"{rank}a gradient is not finite because of another rank; {replayed.note}"
         return Finding(name, "note", number, text, None, _TRAINS_ON_NOTHING, "see what is found on the other ranks")
     if birth is None:
-        text = f"{rank}the loss or a gradient is not finite; where that began is not known: {told.note}"
+        text = f"{rank}the loss or a gradient is not finite; where that began is not known: {replayed.note}"
         text += f"; where it first shows: {first.text}" if first else ""
         then = f"`find_nonfinite(model)` around it tells{then}"
         return Finding(name, "error", number, text, place, _TRAINS_ON_NOTHING, then)
@@ -147,7 +147,7 @@ def _born(step: Step, told: Told, first: Finding | None) -> Finding:
     source = f"`{birth.line.text}`; " if birth.line and birth.line.text else ""
     shown = "; ".join(birth.inputs[:3])
     why = f"{source}{'its inputs: ' + shown if shown else 'the value: ' + birth.output}"
-    note = f"; {told.note}" if told.note else ""
+    note = f"; {replayed.note}" if replayed.note else ""
     place = _place_of(step, birth) or place
     return Finding(name, "error", number, text, place, f"{why}{note}", f"{birth.remedy}{then}")
 

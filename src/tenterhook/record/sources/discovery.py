@@ -13,9 +13,9 @@ from tenterhook.platform.frames import frame_here
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.platform.jit import is_compared, is_tracing
 from tenterhook.platform.layers import Loss
-from tenterhook.record.around import is_called_for_torch
 from tenterhook.record.events import Called
 from tenterhook.record.guard import guarded
+from tenterhook.record.holders import is_called_for_torch
 from tenterhook.record.models import Models
 from tenterhook.record.sources.compiling import Compiling, called_compiled
 from tenterhook.record.sources.modules import ModuleHooks

@@ -26,7 +26,7 @@ class Stats:
     norm: float
 
 
-class Telling:
+class LogFunction:
     """Calls the user's function for each row of a step; what it raises is said once, and ends nothing."""
 
     def __init__(self, function: Callable[[int, str, Stats], object]) -> None:
@@ -35,8 +35,8 @@ class Telling:
         self._function = function
         self._failed = False
 
-    def tell(self, step: Step) -> None:
-        """Tell all of a step."""
+    def call_for(self, step: Step) -> None:
+        """Call it for each row of a step."""
         rows = step.rows
         if not len(rows):
             return

@@ -64,7 +64,7 @@ _PLAIN = (
 
 
 @dataclass(frozen=True)
-class Again:
+class LossCode:
     """Code that computes a loss once more."""
 
     code: CodeType
@@ -79,7 +79,7 @@ class Again:
         return loss
 
 
-def again(frame: FrameType, first: int, last: int) -> Again:
+def loss_code(frame: FrameType, first: int, last: int) -> LossCode:
     """What leads to the loss, between the line that calls the model and the one that calls backward()."""
     code = frame.f_code
     body = _body_of(code)
@@ -90,7 +90,7 @@ def again(frame: FrameType, first: int, last: int) -> Again:
     _check(kept, loss, variables)
     module = ast.Module([*kept, _assigned(loss)], [])
     made = compile(module, code.co_filename, "exec", dont_inherit=True)
-    return Again(made.replace(co_name=code.co_name, co_qualname=code.co_qualname), variables)
+    return LossCode(made.replace(co_name=code.co_name, co_qualname=code.co_qualname), variables)
 
 
 def _body_of(code: CodeType) -> list[ast.stmt]:
