@@ -16,6 +16,11 @@ ONE_CAUSE = {
     "a NaN in the model": [row("non-finite values", 3, "error", "net: 0"), row("loss is NaN", 3, "error")],
     "a NaN between two samples": [row("loss is NaN", 31, "error"), row("non-finite values", 40, "error", "net: 0")],
     "a NaN that kills units": [row("non-finite values", 2, "error", "net: ."), row("dead ReLU", 30, "error", "net: 1")],
+    "a NaN in the loss, sampled in each step": [
+        row("non-finite values", 40, "error"),
+        row("loss is NaN", 40, "error"),
+        row("dead ReLU", 56, "error", "net: 1"),
+    ],
     "a learning rate too high": [
         row("learning rate too high", 20, "error"),
         row("early blow-up", 1),

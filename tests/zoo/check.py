@@ -71,8 +71,11 @@ def _judge(training: Training, folder: Path) -> Result:
         run = open_run(folder)
     except TenterhookError as error:
         return Result(training, "broken", detail=f"nothing was recorded: {error}")
-    states = run.rank_info(0).get("rules", [])
+    info = run.rank_info(0)
+    states = info.get("rules", [])
     raised = [f"{state['rule']}: {state['why']}" for state in states if "the rule raised" in (state.get("why") or "")]
+    if info.get("failed"):
+        raised.append(f"recording stopped: {info['failed']}")
     detail = list(raised)
     rows = run.findings().to_pylist()
     found: dict[str, str] = {}
