@@ -223,6 +223,61 @@ def test_weights_that_are_not_float32(tmp_path, build):
     assert one["step"] == BAD and "the gradient of sqrt" in one["text"]
 
 
+class Stateful(nn.Module):
+    """Keeps a hidden state from one call to the next, and a mean in a buffer that is a new tensor each time."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.hidden, self.calls = nn.Linear(8, 4), torch.zeros(4), 0
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("row", torch.zeros(1).expand(4))
+
+    def forward(self, x):
+        value = self.layer(x) + self.hidden
+        self.calls += 1
+        self.hidden = 0.5 * self.hidden + value.detach().mean(0)
+        self.mean = 0.9 * self.mean + 0.1 * value.detach().mean(0)
+        return value
+
+
+def test_a_model_that_keeps_a_state(tmp_path):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(10):
+            step_of(model, optimizer, step)
+        return model.calls, model.hidden.nan_to_num().tolist()
+
+    one = found(tmp_path, train, Stateful)
+    assert one["step"] == BAD and "the gradient of sqrt" in one["text"]
+
+
+@pytest.mark.parametrize("trained", [lambda model: model.used.parameters(), nn.Module.parameters])
+def test_layers_that_have_no_shape_yet(tmp_path, trained):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.norm, self.linear = nn.Linear(8, 4), nn.LazyBatchNorm1d(), nn.LazyLinear(4)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            value = self.used(x)
+            return self.linear(value) + value if self.calls > 8 else value
+
+    model = Late()
+    optimizer = torch.optim.SGD(trained(model), 1e-3)
+    with watch(model, to=tmp_path / "run", every=1) as run:
+        for step in range(10):
+            step_of(model, optimizer, step)
+    assert len(run.open().steps()) == 10
+    one = next(row for row in run.open().findings().to_pylist() if row["rule"] == "non-finite values")
+    assert one["step"] == BAD and "the gradient of sqrt" in one["text"]
+    if trained is nn.Module.parameters:
+        rows = [row for row in run.open().stats().to_pylist() if row["site"] == "linear.weight"]
+        assert {row["step"] for row in rows} == {8, 9}
+
+
 @pytest.mark.parametrize("bad", [1e300, 1e30])
 def test_gradients_whose_norm_alone_overflows_are_well(tmp_path, bad):
     dtype = torch.float64 if bad > 1e38 else torch.float32

@@ -6,16 +6,18 @@
 The loss behind the models is code, and not in it: gradients are those of the sum of what a model gives.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tenterhook.addresses.modules import tensors_of, unwrap, walk
 from tenterhook.birth.birth import Birth
-from tenterhook.birth.replay import RandomState, RootCall, as_it_was, forward_again
+from tenterhook.birth.replay import RootCall, forward_again
+from tenterhook.birth.state import RandomState, as_it_was
 from tenterhook.birth.trace import CannotRunAgain
 from tenterhook.errors import CaptureError, TenterhookError
 from tenterhook.values.tensor_file import TensorFile
@@ -54,11 +56,16 @@ def save(
 def _model_written(writing: Writing, name: str, model: nn.Module) -> dict[str, Any]:
     tensors = {kind: [] for kind in _KINDS}  # type: dict[str, list[Any]]
     for kind in _KINDS:
-        for path, (_, tensor) in tensors_of(model, kind):
+        for path, tensor in _tensors(model, kind):
             writing.begin(lambda _, path=path: f"{name}/{path}")  # type: ignore[misc]
             tensors[kind].append([path, writing.of(tensor)])
     training = [path for path, module in walk(model) if module.training]
     return {"name": name, "class": type(model).__name__, **tensors, "training": training}
+
+
+def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Without those of lazy layers that were never called."""
+    return ((path, tensor) for path, (_, tensor) in tensors_of(model, kind) if not is_lazy(tensor))
 
 
 def _call_written(writing: Writing, call: RootCall, name: str) -> dict[str, Any]:
@@ -147,7 +154,7 @@ class _Model:
     def load(self, module: nn.Module) -> None:
         """Have a module be what this one was."""
         for kind in _KINDS:
-            there = {path: tensor for path, (_, tensor) in tensors_of(module, kind)}
+            there = dict(_tensors(module, kind))
             saved = self._tensors[kind]
             wrong = [path for path in {**saved, **there} if not _fit(saved.get(path), there.get(path))]
             if wrong:

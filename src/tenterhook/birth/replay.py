@@ -1,7 +1,5 @@
 """A step that was bad, run once more: the same inputs and random numbers, and afterwards all is as it was."""
 
-import random
-import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,47 +14,12 @@ from tenterhook.birth.alone import alone, rank_of_several, waits_for_others, wra
 from tenterhook.birth.birth import Birth, birth_of
 from tenterhook.birth.find import tracing, worst_of
 from tenterhook.birth.loss_code import loss_code
+from tenterhook.birth.state import RandomState, as_it_was
 from tenterhook.birth.trace import CannotRunAgain, Trace
 from tenterhook.platform.compiler import something_was_compiled
 from tenterhook.platform.engine import Asked, leaves_of
 from tenterhook.platform.frames import frames_from
 from tenterhook.values.tree import leaves
-
-
-@dataclass(frozen=True, slots=True)
-class RandomState:
-    """Of the generators that a forward may draw from; those of Python and NumPy may be left out."""
-
-    python: Any
-    numpy: Any
-    cpu: Tensor
-    cuda: tuple[Tensor, ...]
-
-    @classmethod
-    def now(cls) -> "RandomState":
-        """As it is."""
-        numpy = sys.modules.get("numpy.random")
-        python = random.getstate(), numpy.get_state() if numpy else None
-        return cls(*python, torch.get_rng_state(), _of_devices())
-
-    @classmethod
-    def of_torch(cls) -> "RandomState":
-        """As it is, in a microsecond instead of forty."""
-        return cls(None, None, torch.get_rng_state(), _of_devices())
-
-    def put_back(self) -> None:
-        """Make it so again."""
-        if self.python is not None:
-            random.setstate(self.python)
-        if self.numpy is not None and (numpy := sys.modules.get("numpy.random")):
-            numpy.set_state(self.numpy)
-        torch.set_rng_state(self.cpu)
-        for i, state in enumerate(self.cuda[: torch.cuda.device_count()]):  # on another machine there may be fewer
-            torch.cuda.set_rng_state(state, i)
-
-
-def _of_devices() -> tuple[Tensor, ...]:
-    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +215,3 @@ def _gradients(outputs: list[Tensor]) -> list[Tensor]:
         return []
     ones = [torch.ones_like(one) for one in outputs]
     return [one for one in torch.autograd.grad(outputs, wanted, ones, allow_unused=True) if one is not None]
-
-
-@contextmanager
-def as_it_was(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Afterwards buffers and generators are as they were."""
-    buffers = [one for model in models for one in model.buffers()]
-    values, state = [one.detach().clone() for one in buffers], RandomState.now()
-    try:
-        yield
-    finally:
-        for one, value in zip(buffers, values, strict=True):
-            one.data.copy_(value)  # which leaves its version as it is: the graph of the step may hold it
-        state.put_back()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from tenterhook.addresses.modules import tensors_of, walk
 from tenterhook.birth.causes import Case, why
@@ -78,8 +79,9 @@ class Trace(DispatchMode):
             modules |= {id(m): f"{prefix}{name}" for name, m in reversed([*walk(model)])}
             for kind in ("parameter", "buffer"):
                 for name, (_, tensor) in tensors_of(model, kind):
-                    self.name(tensor, f"{kind} {prefix}{name}")
-                    self.name(getattr(tensor, "grad", None), f"the gradient that {prefix}{name} had before")
+                    if not is_lazy(tensor):
+                        self.name(tensor, f"{kind} {prefix}{name}")
+                        self.name(getattr(tensor, "grad", None), f"the gradient that {prefix}{name} had before")
         self._lines = Lines(modules)
 
     def name(self, value: Any, name: str) -> None:

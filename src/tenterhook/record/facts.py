@@ -6,7 +6,7 @@ Of all models that an optimizer trains, or that get gradients. A mark is a numbe
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tenterhook.platform.modes import unrecorded
 from tenterhook.record.gather import some_values
@@ -46,7 +46,7 @@ class Facts:
     def _concerned(self, known: KnownOptimizer) -> Iterator[tuple[Model, str, Tensor]]:
         """All parameters of the models that this optimizer trains, or that get gradients."""
         for model in self._models.all:
-            each = [(site, p) for site, p in model.each_parameter() if not isinstance(p, nn.UninitializedParameter)]
+            each = [*model.each_parameter()]
             if any(p.grad is not None or id(p) in known.parameters for _, p in each):
                 yield from ((model, site, p) for site, p in each)
 

@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tenterhook.addresses.modules import shape_of, tensors_of, unwrap, walk
 from tenterhook.addresses.sites import resolve
@@ -80,10 +81,10 @@ class Model:
         return found
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        """Address and tensor of those that are still there."""
+        """Address and tensor of those that are still there; without those of lazy layers that have no values yet."""
         for held in self.parameters.values():
             tensor = held.tensor()
-            if tensor is not None:
+            if tensor is not None and not is_lazy(tensor):
                 yield held.site, tensor
 
     def sources(self) -> dict[str, dict[str, Any]]:
@@ -98,7 +99,7 @@ class Model:
         if module is None:  # it is gone; what was said last time holds
             return self._described
         tree = [_described(name, one) for name, reference in self.modules if (one := reference()) is not None]
-        known = {id(p): p for p in module.parameters() if not isinstance(p, nn.UninitializedParameter)}
+        known = {id(p): p for p in module.parameters() if not is_lazy(p)}
         total = sum(p.numel() for p in known.values())
         trained = sum(p.numel() for p in known.values() if p.requires_grad)
         facts = {"name": self.name, "class": self.kind, "parameters": total, "trainable": trained}

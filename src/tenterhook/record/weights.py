@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from tenterhook.platform.foreach import foreach_mul, foreach_sub
 from tenterhook.record.gather import Gather, is_plain
@@ -38,6 +39,7 @@ class Weights:
 
     def look(self, *groups: Sequence[Tensor]) -> None:
         """Find out whose the parameters of these groups are, again where something was added since."""
+        groups = tuple([p for p in group if not is_lazy(p)] for group in groups)  # once they have values they are new
         tensors = [p for group in groups for p in group]
         state = (len(self._models.all), *map(id, tensors))
         if state != self._known:
