@@ -1,5 +1,6 @@
 """Tensors of every kind as what can be measured."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,13 @@ def test_complex_counts_its_parts():
     value = torch.randn(50, dtype=torch.complex64)
     check(measured(value)[0], torch.view_as_real(value).numpy())
     check(measured(value.conj())[0], torch.view_as_real(value.conj().resolve_conj()).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_what_has_the_other_sign_in_memory(dtype):
+    value = torch.tensor([1 + 2j], dtype=dtype).conj().imag
+    assert value.is_neg() and value.is_contiguous()
+    check(measured(value)[0], np.array([-2.0]))
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:UserWarning", "ignore:.*quantiz.*")

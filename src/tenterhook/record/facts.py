@@ -38,7 +38,7 @@ class Facts:
             fact = _fact(model, site, p, rates.get(id(p)), trained)
             found.append(fact)
             if fact.trainable and not (fact.has_gradient and fact.steps and fact.rate):
-                add_mark(scalars, (model.name, site), p)
+                _add_mark(scalars, (model.name, site), p)
         if found != self._known:  # else the former ones are kept: Python's garbage collection looks through new ones
             self._known = found
         return self._known
@@ -60,7 +60,7 @@ def _fact(model: Model, site: str, p: Tensor, rate: float | None, trained: set[i
     )
 
 
-def add_mark(scalars: Scalars, key: tuple[str, str], parameter: Tensor) -> None:
+def _add_mark(scalars: Scalars, key: tuple[str, str], parameter: Tensor) -> None:
     """Have a number on the host that tells of changes."""
     with torch.no_grad(), unrecorded():
         if (some := some_values(parameter, _VALUES)) is not None:

@@ -209,13 +209,9 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether compiled code can read a tensor as it is."""
     return (
         tensor.dtype is torch.float32
-        and type(tensor) in _USUAL
         and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_nested
+        and _is_ready(tensor)
         and not is_of_transform(tensor)
-        and not tensor.is_neg()
         and (tensor.data_ptr() >= _LOW or has_values(tensor))
         and is_native()
     )
@@ -226,7 +222,9 @@ def readable(tensor: Tensor) -> Tensor | None:
     if _is_ready(tensor) and (tensor.is_cpu or tensor.is_cuda) and not is_of_transform(tensor) and has_values(tensor):
         return tensor
     values = plain(tensor)
-    return values if values is not None and (values.is_cuda or values.is_cpu) and has_values(values) else None
+    if values is None or not (values.is_cuda or values.is_cpu) or not has_values(values):
+        return None
+    return values.resolve_neg()
 
 
 def _is_ready(tensor: Tensor) -> bool:
@@ -234,10 +232,15 @@ def _is_ready(tensor: Tensor) -> bool:
     return (
         tensor.dtype in _READY
         and type(tensor) in _USUAL
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
+        and is_dense(tensor)
         and tensor.is_contiguous()
+        and not tensor.is_neg()  # the imaginary part of a conjugate: its memory has the other sign
     )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has all its elements in one piece of memory: not if it is sparse, or nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def has_values(tensor: Tensor) -> bool:

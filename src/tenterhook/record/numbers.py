@@ -12,7 +12,7 @@ class Arrival:
     """The numbers of one tensor, which nobody has to wait for."""
 
     def __init__(self, numbers: Tensor) -> None:
-        self._host, self._event = to_host(numbers.detach()), None
+        self._host, self._event = _to_host(numbers.detach()), None
         if numbers.is_cuda:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(numbers.device))
@@ -81,7 +81,7 @@ class Scalars:
         return self._found
 
 
-def to_host(tensor: Tensor) -> Tensor:
+def _to_host(tensor: Tensor) -> Tensor:
     """A copy that does not wait for the device."""
     if not tensor.is_cuda:
         return tensor

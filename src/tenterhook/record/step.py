@@ -1,6 +1,7 @@
 """A step as rules see it: one row of numbers per place, as arrays, and a few facts. No torch here."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -168,6 +169,11 @@ class Step:
         """One of its mappings, to add something to; most steps have none."""
         found: dict[Any, Any] = self.__dict__.setdefault(name, {})
         return found
+
+    @property
+    def finite_loss(self) -> float | None:
+        """The loss; None where it is unknown, or no number."""
+        return self.loss if self.loss is not None and math.isfinite(self.loss) else None
 
     def of(self, what: str) -> Rows:
         """The rows of one kind, in the order in which the model reaches them."""

@@ -45,12 +45,16 @@ def _short(verdict: "Verdict", width: int) -> Iterator[Line]:
 
 
 def _faults(groups: list[list[Finding]], about: dict[str, str], width: int) -> Iterator[Line]:
-    for heading, some in _by_model(groups[:_FINDINGS], about):
+    yield from _groups(groups[:_FINDINGS], about, width)
+    if more := [group[0]["rule"] for group in groups[_FINDINGS:]]:
+        yield from _wrapped("▲", f"{counted(len(more), 'more finding')}: {_tally(more)}", width, "warn")
+
+
+def _groups(groups: list[list[Finding]], about: dict[str, str], width: int) -> Iterator[Line]:
+    for heading, some in _by_model(groups, about):
         yield from heading
         for group in some:
             yield from [*_finding(group[0], width, worst_of(group)), *_also(group, width), []]
-    if more := [group[0]["rule"] for group in groups[_FINDINGS:]]:
-        yield from _wrapped("▲", f"{counted(len(more), 'more finding')}: {_tally(more)}", width, "warn")
 
 
 def _notes(groups: list[list[Finding]], width: int) -> Iterable[Line]:
@@ -62,10 +66,7 @@ def _notes(groups: list[list[Finding]], width: int) -> Iterable[Line]:
 def _all(verdict: "Verdict", width: int) -> Iterator[Line]:
     """Every finding, and every rule with its state."""
     groups = by_severity([finding] for finding in verdict.findings)
-    for heading, some in _by_model(groups, verdict.about):
-        yield from heading
-        for group in some:
-            yield from [*_finding(group[0], width, worst_of(group)), []]
+    yield from _groups(groups, verdict.about, width)
     if not groups:
         yield from _nothing(verdict, width)
     if verdict.clean:

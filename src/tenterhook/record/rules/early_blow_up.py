@@ -60,7 +60,7 @@ class EarlyBlowUp(OfLosses):
 
 def _usual(step: Step) -> float:
     """The first loss, or what it would be with the best guess; zero where neither is above zero."""
-    loss = step.loss if step.loss is not None and math.isfinite(step.loss) else 0.0
+    loss = step.finite_loss or 0.0
     if loss <= 0 or step.has_more or len({term.function for term in step.terms}) != 1 or not step.terms[0].plain:
         return max(loss, 0.0)
     term = together(step.terms)

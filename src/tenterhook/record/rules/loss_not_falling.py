@@ -51,13 +51,14 @@ class LossNotFalling(Checked):
                 self._ended = statistics.fmean(self._recent)
             for some in (self._losses, self._rates, self._recent):
                 some.clear()
-        if step.loss is None or not math.isfinite(step.loss):
+        loss = step.finite_loss
+        if loss is None:
             return
-        self._recent.append(step.loss)
+        self._recent.append(loss)
         if self._done:
             return
-        self._chance = self._chance or _chance(step, step.loss)
-        self._losses.append(step.loss)
+        self._chance = self._chance or _chance(step, loss)
+        self._losses.append(loss)
         self._rates.append(max(step.rates, default=0.0))
         if len(self._losses) < self._look_at:
             return

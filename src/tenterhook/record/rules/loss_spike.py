@@ -37,10 +37,10 @@ class LossSpike(OfLosses):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """The step at which it starts."""
-        loss = step.loss
+        loss = step.finite_loss
         self.count(step)
         self._target = step.target
-        if loss is None or not math.isfinite(loss):
+        if loss is None:
             return
         if (newest := max(step.optimizers, default=0)) > self._newest:  # another training begins
             self._newest = newest

@@ -1,6 +1,5 @@
 """A loss that can fall for ever: a wrong sign, or labels that a cross entropy is not made for."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -31,13 +30,14 @@ class LossWithoutAFloor(Checked):
 
     def look(self, step: Step) -> Iterator[Finding]:
         """Each of the three once."""
-        if step.loss is None or not math.isfinite(step.loss) or step.target.is_contested:
+        loss = step.finite_loss
+        if loss is None or step.target.is_contested:
             return
         self.has_looked = True
         if step.terms:
             yield from self._tell_once(step, "below zero", self._is_below(step.terms))
-            yield from self._tell_once(step, "wrong sign", self._has_wrong_sign(step))
-        yield from self._tell_once(step, "without bound", self._is_unbound(step.loss))
+            yield from self._tell_once(step, "wrong sign", self._has_wrong_sign(step, loss))
+        yield from self._tell_once(step, "without bound", self._is_unbound(loss))
 
     def _tell_once(self, step: Step, what: str, text: str) -> Iterator[Finding]:
         if text and not self._told:
@@ -50,16 +50,16 @@ class LossWithoutAFloor(Checked):
         self._below = self._below + 1 if low else 0
         return f"{low.function} {low.mean:.3g}, and it cannot be below zero" if low and self._below >= 3 else ""
 
-    def _has_wrong_sign(self, step: Step) -> str:
+    def _has_wrong_sign(self, step: Step, loss: float) -> str:
         """The loss is one loss function and nothing else, with a minus, and a model is trained by it."""
         names = {term.function for term in step.terms}
         term = together(step.terms) if len(names) == 1 and step.terms[0].plain else None
         if term is None or step.has_more or term.family == "binary" or not _trains_a_model(step):
             return ""
-        self._minus = self._minus + 1 if step.loss is not None and term.mean * step.loss < 0 < abs(term.mean) else 0
+        self._minus = self._minus + 1 if term.mean * loss < 0 < abs(term.mean) else 0
         if self._minus < t.SIGN_SEEN or step.target.moves:
             return ""
-        return f"loss {step.loss:.3g} where {term.function} is {term.mean:.3g}: it is taken with a minus"
+        return f"loss {loss:.3g} where {term.function} is {term.mean:.3g}: it is taken with a minus"
 
     def _is_unbound(self, loss: float) -> str:
         """Windows of steps, each lower than the one before, and by more."""

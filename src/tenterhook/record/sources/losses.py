@@ -18,6 +18,7 @@ from tenterhook.platform.functorch import is_of_transform
 from tenterhook.platform.losses import FAMILIES, made_by, note_term, terms_of
 from tenterhook.platform.modes import without_subclasses
 from tenterhook.platform.tensors import has_numbers
+from tenterhook.record.gather import is_dense
 from tenterhook.record.guard import Guard, guarded
 from tenterhook.record.measuring import Measuring
 from tenterhook.record.numbers import Arrival
@@ -121,8 +122,8 @@ def _bound(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def _can_be_read(tensor: Tensor) -> bool:
     """Whether it has numbers here: not in a vmap, and not of a class that computes in its own way, as a DTensor."""
-    usual = tensor.layout is torch.strided and not tensor.is_nested and not is_of_transform(tensor)
-    return usual and has_numbers(tensor) and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    usual = is_dense(tensor) and not is_of_transform(tensor) and has_numbers(tensor)
+    return usual and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def _measured(function: str, given: dict[str, Any], output: Tensor, inputs: list[Tensor]) -> Call:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook.platform.engine import permuted_axes, shape_given, swapped_axes
-from tenterhook.record.gather import is_plain
+from tenterhook.record.gather import is_dense, is_plain
 from tenterhook.record.parts import Micro
 from tenterhook.stats.native import mark_firing
 
@@ -26,7 +26,7 @@ class Saturation:
 
     def look(self, tensor: Tensor, place: int, micro: Micro) -> None:
         """See what the module has given."""
-        if tensor.layout is torch.strided and not tensor.is_nested:
+        if is_dense(tensor):
             share = ((tensor.detach() - self._centre).abs() > self._far).double().mean()
             micro.scalars.add(("saturated", place, micro.sample.last or ""), share)
 
@@ -40,9 +40,7 @@ class Firing:
 
     def look(self, tensor: Tensor, place: int, micro: Micro) -> None:
         """See what the module has given."""
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            return
-        if tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
+        if not is_dense(tensor) or tensor.dim() < 2 or not tensor.numel() or not tensor.is_floating_point():
             return
         use = micro.sample.last or ""
         calls, alive, axis = self._alive.get(use, (0, None, 0))
