@@ -14,7 +14,7 @@ from tests.conftest import ours
 from tests.record.small import batches, net, train
 
 
-def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypatch, capsys):
+def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypatch, capsys, errors_of_ours):
     from tenterhook.record.gather import Gather
 
     model, data = net(), batches(5)
@@ -30,9 +30,10 @@ def test_an_error_of_ours_ends_the_recording_and_nothing_else(tmp_path, monkeypa
     assert said.count("planted") == 1 and "goes on unchanged" in said
     assert "planted" in run.open().rank_info()["failed"]
     assert ours(model) == []
+    errors_of_ours.clear()
 
 
-def test_an_error_of_ours_while_torch_goes_through_its_hooks(tmp_path, monkeypatch):
+def test_an_error_of_ours_while_torch_goes_through_its_hooks(tmp_path, monkeypatch, errors_of_ours):
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from tenterhook.record.weights import Weights
@@ -44,6 +45,7 @@ def test_an_error_of_ours_while_torch_goes_through_its_hooks(tmp_path, monkeypat
         train(model, batches(3))
         handle.remove()
     assert len(seen) == 3
+    errors_of_ours.clear()
 
 
 class Late(Exception):
@@ -60,7 +62,9 @@ def time_limit():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_a_signal_handler_of_the_program_raises_is_not_swallowed(tmp_path, monkeypatch, capsys, time_limit):
+def test_what_a_signal_handler_of_the_program_raises_is_not_swallowed(
+    tmp_path, monkeypatch, capsys, time_limit, errors_of_ours
+):
     from tenterhook.record.gather import Gather
 
     monkeypatch.setattr(Gather, "add", lambda *_: time_limit())
@@ -70,6 +74,7 @@ def test_what_a_signal_handler_of_the_program_raises_is_not_swallowed(tmp_path, 
     assert "recording stopped (Late" in capsys.readouterr().err
     assert run.open().rank_info()["failed"].startswith("Late")
     assert ours(model) == []
+    errors_of_ours.clear()
 
 
 def test_wrong_options_are_refused(tmp_path):
