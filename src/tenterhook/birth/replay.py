@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,8 +23,7 @@ from tenterhook.platform.frames import frames_from
 from tenterhook.values.tree import leaves
 
 
-@dataclass(frozen=True, slots=True)
-class RootCall:
+class RootCall(NamedTuple):
     """A call of a model, as it began."""
 
     model_ref: "weakref.ref[nn.Module]"  # a model that is gone by then is not kept for us
@@ -44,7 +44,7 @@ class RootCall:
             _versions(args, kwargs),
             RandomState.of_torch(),
             _autocast_now(),
-            tuple((id(one), one.f_lineno) for one, _ in zip(frames_from(frame), range(_MOST_FRAMES), strict=False)),
+            tuple([(id(one), one.f_lineno) for one in islice(frames_from(frame), _MOST_FRAMES)]),
         )
 
     @classmethod

@@ -4,8 +4,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ from tenterhook.platform.modes import wraps_tensors
 from tenterhook.platform.tensors import memory_of
 
 
-@dataclass(frozen=True, slots=True)
-class RandomState:
+class RandomState(NamedTuple):
     """Of the generators that a forward may draw from; those of Python and NumPy may be left out."""
 
     python: Any
