@@ -42,7 +42,7 @@ class InputTap(GradientTap):
         if isinstance(module, ScriptModule):
             self.missed = SCRIPTED
             return
-        self._names = argument_names(module)
+        self.names = argument_names(module)
         self._waiting: PerCall[_Waiting] = PerCall()
         flags = module._forward_pre_hooks_with_kwargs
         session.places.put(module._forward_pre_hooks, self, with_kwargs=flags)
@@ -58,7 +58,7 @@ class InputTap(GradientTap):
         if kwargs is None:  # removed while another thread is here: torch forgot with_kwargs
             return None
         self._waiting.take()  # of a call that ended in an exception, in a frame that had the same address
-        given = Inputs(args, kwargs, self._names)
+        given = Inputs(args, kwargs, self.names)
         reached = self.reached(given)
         if reached is None:
             return None

@@ -46,6 +46,8 @@ class Action:
     """What is done with the values and gradients at one site. What a method returns takes the place; None leaves it."""
 
     changes = False  # whether the model may go on with another value than it computed
+    may_keep_given = False  # whether it may keep the tensor itself that it is shown
+    needs_graph = False  # whether it needs the graph behind a value
 
     def fired(self, tap: "Tap") -> int:
         """How often something came."""

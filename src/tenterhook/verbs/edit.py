@@ -60,12 +60,13 @@ class edit:
         frozen: bool = False,
         reduced: bool = False,
         strict: bool = True,
+        eager: bool = False,
     ) -> None:
         model = searchable(model, "edit")
         _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
         self._strict = strict
-        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced)
+        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced, eager=eager)
         self._groups: list[tuple[Selector, list[Any]]] = []
         scope = self._session.scope
         for selector, change in changes.items():

@@ -198,6 +198,14 @@ class Keep(Action):
     def __init__(self, how: How) -> None:
         self.how = how
 
+    @property
+    def may_keep_given(self) -> bool:  # type: ignore[override]
+        return not self.how.copy
+
+    @property
+    def needs_graph(self) -> bool:  # type: ignore[override]
+        return not self.how.detach
+
     def entries(self, tap: Tap) -> list[Entry]:
         """What was kept, in the order of the calls."""
         raise NotImplementedError

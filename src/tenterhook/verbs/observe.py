@@ -76,13 +76,14 @@ class observe:
         *,
         frozen: bool = False,
         every: int | None = None,
+        eager: bool = False,
     ) -> None:
         model = searchable(model, "observe")
         if not isinstance(observers, Mapping):
             kind = type(observers).__name__
             raise TypeError(f"observe needs a dict of selector: function of the value, got {kind}")
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, verb="observe", frozen=frozen, every=every)
+        self._session = Session(model, verb="observe", frozen=frozen, every=every, eager=eager)
         self._groups: list[list[Tap]] = []
         for selector, look in observers.items():
             if isinstance(look, Change):

@@ -1,0 +1,180 @@
+"""Another entry to compiled code: the same Python, compiled by the same backend, with hooks of ours in it.
+
+    twin_of(callback, key)      what Dynamo calls back in place of `callback` while the hooks that `key` stands for are on
+
+Dynamo keeps what it compiled by code object, and uses an entry only for the backend that it was made with. A twin has
+a backend of its own, which does nothing but call the user's. So the hooks are traced once, the user's own entries stay
+and are used again without compiling, and so are the twin's when the same hooks are on again. The user's are not compiled again because of our hooks: Dynamo does not look whether the hooks of a module have changed.
+
+What cannot be compiled with the hooks in it runs as it is written, from then on: `Twin.why` says why.
+
+Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
+`torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`; a skipped frame's
+`ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
+`id_matched_objs` is what the frame has.
+"""
+
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from types import CodeType
+from typing import Any
+
+import torch._dynamo
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+from torch._dynamo import config
+from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+from torch._dynamo.types import ConvertFrameReturn
+from torch._ops import HigherOrderOperator
+
+MOST = 64  # twins of one compiled callable
+_UNLIMITED = 1 << 30
+_CONFIG = {
+    "recompile_limit": _UNLIMITED,
+    "accumulated_recompile_limit": _UNLIMITED,
+    "error_on_recompile": False,
+    # Another module of the class may have other hooks, or none, and would run what was compiled for this one.
+    "skip_nnmodule_hook_guards": False,
+}
+_HOOKS = ("register_hook", "autograd_function_apply")  # what hooks on tensors become, on torch 2.13 and 2.11
+_lock = threading.RLock()
+_twins: "weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Twin]]" = weakref.WeakKeyDictionary()
+
+
+class CannotStay(Exception):
+    """The hooks cannot be in compiled code here."""
+
+
+_refused: list[str] = []  # by what is being traced now
+
+
+def refuse(why: str) -> None:
+    """For hooks that are being traced: they cannot be in compiled code."""
+    _refused.append(why)
+
+
+class Twin:
+    """What Dynamo calls back for code that it has not compiled yet with these hooks."""
+
+    why = ""  # why it runs as it is written
+
+    def __init__(self, callback: Any, key: Hashable) -> None:
+        convert = callback._torchdynamo_orig_backend
+        self.backend = _Backend(convert._torchdynamo_orig_backend, key)
+        # Dynamo finds the backend by this name.
+        self._torchdynamo_orig_backend = catch_errors_wrapper(convert._clone_with_backend(self.backend), callback.hooks)
+        self._skipped: set[CodeType] = set()
+        self._compiled: Counter[CodeType] = Counter()
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        code = frame.f_code
+        if self.why:
+            return _as_written(_FrameAction.SKIP)
+        if code in self._skipped:
+            return _as_written(_FrameAction.DEFAULT)
+        if self._compiled[code] >= config.recompile_limit:
+            return self._give_up(f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile")
+        _refused.clear()
+        try:
+            with config.patch(_CONFIG):
+                found = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+        except Exception as error:
+            return self._give_up(_in_short(error))
+        if _refused:
+            return self._give_up(_refused[0])
+        if found.guarded_code is None:
+            if found.apply_to_code:  # which would hold without the hooks as well
+                self._skipped.add(code)
+                found.apply_to_code = False
+        else:
+            self._compiled[code] += 1
+            # Not one of those that the user's own code may have before it is no longer compiled again.
+            found.guarded_code.guard_manager.id_matched_objs["a twin"] = weakref.ref(self.backend)
+        return found
+
+    def _give_up(self, why: str) -> Any:
+        self.why = why
+        return _as_written(_FrameAction.SKIP)
+
+
+class _Backend:
+    """Calls the user's backend; equal to that of a twin with the same hooks.
+
+    It has no `__getattr__`: that would be a function of ours which Dynamo looks at while it looks for the backend.
+    """
+
+    def __init__(self, inner: Any, key: Hashable) -> None:
+        for name in dir(inner):  # such as get_compiler_config
+            if not name.startswith("_"):
+                setattr(self, name, getattr(inner, name))
+        self.inner = inner
+        self.key = key
+        self._innermost = _innermost(inner)
+
+    def __call__(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_can_stay(graph)
+        return self.inner(graph, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Backend) and self.key == other.key and self._innermost == other._innermost
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def twin_of(callback: Any, key: Hashable) -> "Twin | None":
+    """The twin of what Dynamo calls back; None where that is nothing that we know."""
+    if isinstance(callback, Twin):
+        return callback
+    if type(callback) is not CatchErrorsWrapper:
+        return None
+    with _lock:
+        twins = _twins.setdefault(callback, OrderedDict())
+        twin = twins.get(key)
+        if twin is None:
+            twin = twins[key] = Twin(callback, key)
+            if len(twins) > MOST:
+                twins.popitem(last=False)
+        twins.move_to_end(key)
+        return twin
+
+
+def _innermost(backend: Any) -> Any:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
+
+
+def _as_written(callees: Any) -> Any:
+    """Run one frame as it is written; what it calls too, or as Dynamo finds it."""
+    return ConvertFrameReturn(frame_exec_strategy=_FrameExecStrategy(_FrameAction.SKIP, callees), apply_to_code=False)
+
+
+def _check_can_stay(graph: torch.fx.GraphModule) -> None:
+    """A graph inside a graph may be run again, as that of a checkpoint is, or not at all."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
+            kind = node.target.name()
+            inner = [getattr(graph, one.target) for one in node.all_input_nodes if one.op == "get_attr"]
+            bodies = [one for one in inner if isinstance(one, torch.fx.GraphModule)]
+            if kind not in _HOOKS and any(map(_has_tap, bodies)):
+                raise CannotStay(f"a tap is inside a {kind}, a part of the graph that may run more than once")
+
+
+def _has_tap(graph: torch.fx.GraphModule) -> bool:
+    return any(
+        getattr(node.target, "namespace", "") == "tenterhook" or str(node.target).startswith("tenterhook.")
+        for part in graph.modules()
+        if isinstance(part, torch.fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
+def _in_short(error: Exception) -> str:
+    """The first line of an error of the compiler."""
+    cause: BaseException = error
+    while isinstance(cause, torch._dynamo.exc.BackendCompilerFailed) and cause.inner_exception is not None:
+        cause = cause.inner_exception
+    first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")[:200]
+    return first if isinstance(cause, CannotStay) else f"{type(cause).__name__}: {first}"
