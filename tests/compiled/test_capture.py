@@ -208,7 +208,9 @@ def test_an_observer_runs_as_plain_python():
     told = []
     compiled = torch.compile(model, fullgraph=True)
     for _ in range(3):
-        with observe(compiled, {"**<Linear>": lambda value, site: told.append((str(site), float(value.norm())))}) as one:
+        with observe(
+            compiled, {"**<Linear>": lambda value, site: told.append((str(site), float(value.norm())))}
+        ) as one:
             compiled(x)
     assert [name for name, _ in told] == ["layer@0", "body.layer@0"] * 3 and "had the taps" in str(one.report())
     assert all(abs(norm - float(want[name[:-2]].norm())) < 1e-3 for name, norm in told)
@@ -264,7 +266,12 @@ def test_sessions_within_each_other_and_in_any_order():
         step(compiled, x)
         inner.__exit__(None, None, None)
         assert len(one.calls("layer")) == len(one.calls("grad(layer)")) == 1 and len(two.calls("layer")) == 2
-        assert all(close(seen[a], want[a.partition("@")[0]]) for seen in (one, two) for a in ("layer@0", "body@-1") if a != "body@-1" or seen is two)
+        assert all(
+            close(seen[a], want[a.partition("@")[0]])
+            for seen in (one, two)
+            for a in ("layer@0", "body@-1")
+            if a != "body@-1" or seen is two
+        )
     assert graphs() == 2, "the same sessions were compiled again"
 
 

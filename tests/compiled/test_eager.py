@@ -118,7 +118,9 @@ def test_with_the_backends_that_people_use(name):
     run(X).square().sum().backward()
     before = [p.grad.clone() for p in model.parameters()]
     check(run, run, want)
-    with observe(run, {"body.layer": lambda value, site: want.update({str(site): value.clone()})}, eager=True) as watched:
+    with observe(
+        run, {"body.layer": lambda value, site: want.update({str(site): value.clone()})}, eager=True
+    ) as watched:
         run(X)
     assert torch.equal(want["body.layer@0"], want["body.layer"]) and "ran eagerly" in str(watched.report())
     assert torch.equal(capture.once(run, X, "layer", eager=True), want["layer"])

@@ -264,7 +264,7 @@ class Session:
 
 
 def _choose(callback: Any) -> Any:
-    """What Dynamo calls back while sessions are open. Importing what decides takes the compiler, which is there by now."""
+    """What Dynamo calls back while sessions are open. Who decides needs the compiler, which is there by now."""
     from tenterhook.hooks.compiled import choose
 
     return choose(callback)

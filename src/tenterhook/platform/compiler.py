@@ -10,10 +10,10 @@ last puts back what was there. Who holds it lives in this module, as the swapped
 
 Relies on: `torch._dynamo.eval_frame._set_stance`, which gives the stance before and refuses inside compiled code, and
 `DynamoStance("force_eager")`; `_callback_from_stance` of the same module, which every compiled call asks what Dynamo is
-to call back for the code that it runs (None: it runs as it is written); `convert_frame.input_codes.seen`, the code that was compiled so far; a wrapped module
-keeps the original as `_orig_mod`, one compiled in place has a `_compiled_call_impl`; `set_code_exec_strategy` with
-`_FrameAction.SKIP` in `torch._C._dynamo.eval_frame`; `torch._dynamo.callback.callback_handler`, which calls back when
-anything begins to be compiled.
+to call back for the code that it runs (None: it runs as it is written); `convert_frame.input_codes.seen`, the code that
+was compiled so far; a wrapped module keeps the original as `_orig_mod`, one compiled in place has a
+`_compiled_call_impl`; `set_code_exec_strategy` with `_FrameAction.SKIP` in `torch._C._dynamo.eval_frame`;
+`torch._dynamo.callback.callback_handler`, which calls back when anything begins to be compiled.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def force_eager(holder: object, choose: Choose | None = None) -> bool:
     that of the first.
     """
     global _before, _asked_before
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # torch.compile imports it, and importing it takes two seconds
         return False
     with _lock:
@@ -64,7 +64,7 @@ def allow_compiled(holder: object) -> None:
     global _before, _asked_before
     with _lock:
         if _before is not None and _holders.keys() <= {id(holder)}:
-            dynamo = sys.modules["torch._dynamo.eval_frame"]
+            dynamo: Any = sys.modules["torch._dynamo.eval_frame"]
             if _asked_before is not None:
                 dynamo._callback_from_stance, _asked_before = _asked_before, None
             dynamo._set_stance(_before)

@@ -1,19 +1,22 @@
 """Another entry to compiled code: the same Python, compiled by the same backend, with hooks of ours in it.
 
-    twin_of(callback, key)      what Dynamo calls back in place of `callback` while the hooks that `key` stands for are on
+    twin_of(callback, key)      what Dynamo calls back in place of `callback` while the hooks of `key` are on
 
 Dynamo keeps what it compiled by code object, and uses an entry only for the backend that it was made with. A twin has
 a backend of its own, which does nothing but call the user's. So the hooks are traced once, the user's own entries stay
-and are used again without compiling, and so are the twin's when the same hooks are on again. The user's are not compiled again because of our hooks: Dynamo does not look whether the hooks of a module have changed.
+and are used again without compiling, and so are the twin's when the same hooks are on again. A twin's entries ask which
+hooks a module has; the user's do not, or they would be compiled again.
 
 What cannot be compiled with the hooks in it runs as it is written, from then on: `Twin.why` says why.
 
 Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
-`torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`; a skipped frame's
+`torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
+`torch._TorchCompileInductorWrapper` and its `config`; a skipped frame's
 `ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
 `id_matched_objs` is what the frame has.
 """
 
+import copy
 import threading
 import weakref
 from collections import Counter, OrderedDict
@@ -74,7 +77,9 @@ class Twin:
         if code in self._skipped:
             return _as_written(_FrameAction.DEFAULT)
         if self._compiled[code] >= config.recompile_limit:
-            return self._give_up(f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile")
+            return self._give_up(
+                f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile"
+            )
         _refused.clear()
         try:
             with config.patch(_CONFIG):
@@ -90,7 +95,8 @@ class Twin:
         else:
             self._compiled[code] += 1
             # Not one of those that the user's own code may have before it is no longer compiled again.
-            found.guarded_code.guard_manager.id_matched_objs["a twin"] = weakref.ref(self.backend)
+            guards: Any = found.guarded_code.guard_manager
+            guards.id_matched_objs["a twin"] = weakref.ref(self.backend)
         return found
 
     def _give_up(self, why: str) -> Any:
@@ -108,16 +114,18 @@ class _Backend:
         for name in dir(inner):  # such as get_compiler_config
             if not name.startswith("_"):
                 setattr(self, name, getattr(inner, name))
-        self.inner = inner
         self.key = key
-        self._innermost = _innermost(inner)
+        self.innermost = _innermost(inner)
+        self._inner = _without_cuda_graphs(inner, self.innermost)
 
     def __call__(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
         _check_can_stay(graph)
-        return self.inner(graph, *args, **kwargs)
+        if getattr(self.innermost, "compiler_name", "") == "cudagraphs":
+            raise CannotStay("CUDA graphs would replay the kernels around a tap, and not the Python in it")
+        return self._inner(graph, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Backend) and self.key == other.key and self._innermost == other._innermost
+        return isinstance(other, _Backend) and self.key == other.key and self.innermost == other.innermost
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -146,6 +154,15 @@ def _innermost(backend: Any) -> Any:
     return backend
 
 
+def _without_cuda_graphs(backend: Any, innermost: Any) -> Any:
+    """Inductor without them; torch 2.11 does not notice that a graph has an operation in it that they cannot replay."""
+    if not isinstance(innermost, torch._TorchCompileInductorWrapper):
+        return backend
+    own = copy.copy(innermost)
+    own.config = {**innermost.config, "triton.cudagraphs": False}
+    return own
+
+
 def _as_written(callees: Any) -> Any:
     """Run one frame as it is written; what it calls too, or as Dynamo finds it."""
     return ConvertFrameReturn(frame_exec_strategy=_FrameExecStrategy(_FrameAction.SKIP, callees), apply_to_code=False)
@@ -172,9 +189,10 @@ def _has_tap(graph: torch.fx.GraphModule) -> bool:
 
 
 def _in_short(error: Exception) -> str:
-    """The first line of an error of the compiler."""
+    """An error of the compiler, without what it advises."""
     cause: BaseException = error
     while isinstance(cause, torch._dynamo.exc.BackendCompilerFailed) and cause.inner_exception is not None:
         cause = cause.inner_exception
-    first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")[:200]
-    return first if isinstance(cause, CannotStay) else f"{type(cause).__name__}: {first}"
+    lines = [line.strip().removeprefix("Explanation: ") for line in str(cause).splitlines() if line.strip()]
+    text = "; ".join(lines[:2])[:300]
+    return text if isinstance(cause, CannotStay) else f"{type(cause).__name__}: {text}"

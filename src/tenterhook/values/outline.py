@@ -1,14 +1,15 @@
 """How a value is made of tensors and constants, in a form that compiled code can carry.
 
-    found = []
-    spec = take_apart(value, found)      torch.compile can trace this: `found` gets the tensors in it
-    Outline(spec).fill(found)            the same value again, of these or other tensors
+found = []
+spec = take_apart(value, found)      torch.compile can trace this: `found` gets the tensors in it
+exchanged(value, [...])              and this: the same value with other tensors in it
+Outline(spec).fill(found)            the same value again, of these or other tensors
 """
 
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +38,29 @@ def take_apart(value: Any, found: list[Tensor]) -> Spec:
     return ("other", cls)
 
 
+def can_exchange(spec: Spec) -> bool:
+    """Whether `exchanged` can make such a value anew; torch.compile can trace this, too."""
+    if isinstance(spec, torch.dtype) or spec[0] == "constant" or spec[0] == "other":
+        return True
+    cls = spec[0]
+    is_known = issubclass(cls, dict) or not dataclasses.is_dataclass(cls)
+    return is_known and all([can_exchange(part) for part in spec[2]])
+
+
+def exchanged(value: Any, new: list[Tensor]) -> Any:
+    """The same structure with other tensors in it, taken from the front of a list; torch.compile can trace this."""
+    if isinstance(value, Tensor):
+        return new.pop(0)
+    cls = type(value)
+    if isinstance(value, (tuple, list)) and (cls in _PLAIN or hasattr(cls, "_fields")):
+        parts = [exchanged(part, new) for part in value]
+        return cls(*parts) if hasattr(cls, "_fields") else cls(parts)
+    if isinstance(value, dict) and (cls in _PLAIN or dataclasses.is_dataclass(cls)):
+        content = {key: exchanged(part, new) for key, part in value.items()}
+        return cls(content) if cls in _PLAIN else cls(**content)
+    return value
+
+
 class Outline:
     """A value without its tensors."""
 
@@ -61,10 +85,11 @@ def _fill(spec: Spec, leaves: Iterator[Tensor]) -> Any:
         return spec[2]
     if spec[0] == "other":
         return Omitted.of(spec[1])
-    cls, keys, parts = spec
+    cls: Any = spec[0]
+    keys, parts = spec[1:]
     made = [_fill(part, leaves) for part in parts]
     if not issubclass(cls, dict) and dataclasses.is_dataclass(cls):
-        value = object.__new__(cls)
+        value: Any = object.__new__(cast(type, cls))
         for name, part in zip(keys, made, strict=True):
             object.__setattr__(value, name, part)  # the class may be frozen
         return value

@@ -203,8 +203,8 @@ class Keep(Action):
         return not self.how.copy
 
     @property
-    def needs_graph(self) -> bool:  # type: ignore[override]
-        return not self.how.detach
+    def why_not_compiled(self) -> str:  # type: ignore[override]
+        return "" if self.how.detach else "keeps the graph (detach=False)"
 
     def entries(self, tap: Tap) -> list[Entry]:
         """What was kept, in the order of the calls."""

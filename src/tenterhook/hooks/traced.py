@@ -1,0 +1,271 @@
+"""Hooks of ours in a form that torch.compile can trace.
+
+In compiled code such a hook is an operation (platform/tap_ops.py) that carries a number and hands over what comes; run
+as plain Python, it is the tap. A number stands for a place and for what is done there, not for a session: the next one
+that asks for the same finds the code that was compiled for this one.
+"""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tenterhook.errors import EditError
+from tenterhook.hooks.every import Every
+from tenterhook.hooks.gradients import GradientTap
+from tenterhook.hooks.inputs import InputTap
+from tenterhook.hooks.outputs import OutputTap, StartHook
+from tenterhook.platform import compiler, tap_ops, twins
+from tenterhook.platform.autograd import next_sequence_number
+from tenterhook.platform.hook_tables import Hook
+from tenterhook.values.outline import Outline, Spec, can_exchange, exchanged, take_apart
+from tenterhook.values.tree import Path, leaves
+
+_CALLS = 40  # bits of a token for the number of the call; those above it are of the session
+_serials = itertools.count()
+_free_numbers = itertools.count()
+_numbers: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]]" = weakref.WeakKeyDictionary()
+active: "dict[int, Traced]" = {}  # by number
+_outlines: dict[Spec, int] = {}
+_outline_of: list[Outline] = []
+
+
+def _number_for(module: Any, sort: tuple[Any, ...]) -> int:
+    """The number of what is done in a module, of several that do the same the first that is free."""
+    known = _numbers.setdefault(module, {})
+    for nth in itertools.count():
+        number = known.setdefault((*sort, nth), next(_free_numbers))
+        if number not in active:
+            return number
+    raise AssertionError
+
+
+class Traced(Hook):
+    """A hook of ours in a form that compiled code can have in it."""
+
+    gradient = False
+
+    def __init__(self, hook: Any, module: Any) -> None:
+        self.hook = hook
+        self.changes = hook.changes
+        self.serial = next(_serials)
+        self.number = _number_for(module, (type(self).__name__, self.gradient, self.changes))
+        self._paths: dict[int, dict[int, Path]] = {}  # by outline and leaf: where it is in what was asked for
+
+    def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
+        """A value comes from compiled code."""
+        raise NotImplementedError
+
+
+class TracedTap(Traced):
+    """That of a tap."""
+
+    hook: GradientTap
+
+    def __init__(self, tap: GradientTap, model: Any) -> None:
+        self.gradient = tap.site.address.grad
+        super().__init__(tap, tap.site.owner())
+
+    def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
+        if self.hook.action.may_keep_given:  # this memory is the compiled code's, which uses it again
+            leaves = [leaf.clone() for leaf in leaves]
+        self.show(outline.fill(leaves))
+
+    def show(self, value: Any) -> Any:
+        """Have the tap look at a value. Returns what takes its place, or None."""
+        raise NotImplementedError
+
+    def token(self, outline: int, graded: Sequence[int], grads: bool) -> int:
+        """A value comes whose gradient is waited for. Returns what tells of which call it is."""
+        tap = self.hook
+        stand_ins = _outline_of[outline].stand_ins()
+        reached = tap.reached(_outline_of[outline].fill(stand_ins))
+        if reached is None or not tap.scope.is_open:
+            return -1
+        call, part = reached
+        if not isinstance(part, Tensor):
+            tap.action.on_structure(tap, part, call.number)
+        path_of = {id(tensor): path for path, tensor in leaves(part)}
+        wanted = {i: path_of[id(one)] for i, one in enumerate(stand_ins) if id(one) in path_of}
+        self._paths[outline] = {i: path for i, path in wanted.items() if i in graded}
+        with torch.set_grad_enabled(grads):  # as they were where the model runs, and are not in compiled code
+            for i in wanted.keys() - set(graded):
+                tap.note_no_graph(stand_ins[i], call.number)
+        if self._paths[outline]:
+            tap.born = next_sequence_number() - 0.5
+        elif grads:
+            tap.check_editable(call.number)
+        return self.serial << _CALLS | call.number
+
+    def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> Tensor | None:
+        """The gradient of one leaf. Returns what takes its place, or None."""
+        is_own = token >> _CALLS == self.serial and self.hook.scope.is_open
+        if is_own and (path := self._paths.get(outline, {}).get(leaf)) is not None:
+            return self.hook.arrive(token & ((1 << _CALLS) - 1), path, grad)
+        return None
+
+    def edit(self, inner: Sequence[Tensor], outline: Outline) -> list[Tensor] | None:
+        """A value comes from compiled code, which goes on with what is returned."""
+        new = self.show(outline.fill(inner))
+        made = None if new is None else [leaf for _, leaf in leaves(new)]
+        if made is not None and any(_has_others(leaf, inner) for leaf in made):
+            what = "it uses a tensor that requires a gradient, which compiled code would not give it"
+            raise EditError(f"{self.hook.site} cannot be edited: {what}; say edit(..., eager=True)")
+        return made
+
+
+class TracedOutput(TracedTap):
+    """That of a tap on a module's output."""
+
+    hook: OutputTap
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            if self.changes:
+                return _trace_edit(self.number, self.gradient, output)
+            return _trace(self.number, self.gradient, output)
+        return self.hook(module, args, output)
+
+    def show(self, value: Any) -> Any:
+        return self.hook(None, (), value)
+
+
+class TracedInput(TracedTap):
+    """That of a tap on a module's inputs."""
+
+    hook: InputTap
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _trace(self.number, False, (args, kwargs))
+        return self.hook(module, args, kwargs)
+
+    def show(self, value: Any) -> Any:
+        args, kwargs = value
+        return self.hook(None, args, kwargs)  # type: ignore[arg-type]  # it only looks
+
+
+class TracedStart(Traced):
+    """That of what tells a value that a module made from one that it hands on: in compiled code, nothing."""
+
+    hook: StartHook
+
+    def __call__(self, module: nn.Module, args: Any) -> Any:
+        return None if torch.compiler.is_dynamo_compiling() else self.hook(module, args)
+
+
+class TracedEvery(Traced):
+    """That of the counter of the model's calls."""
+
+    hook: Every
+
+    def __call__(self, module: nn.Module, args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _trace(self.number, False, None)
+        return self.hook(module, args)
+
+    def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
+        self.hook.count()
+
+
+# What is traced. Nothing in it may depend on a session: what is compiled is used again by others.
+
+
+def _trace(number: int, gradient: bool, value: Any) -> None:
+    found: list[Tensor] = []
+    outline = _number_of(take_apart(value, found))
+    if not gradient:
+        torch.ops.tenterhook.value(found, number, outline)
+        return
+    graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
+    token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    for i in graded:
+        _trace_gradient(found[i], token, number, outline, i)
+
+
+def _trace_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> None:
+    if leaf.is_leaf:  # a hook on it would stay when the session is over
+        _refuse("a value whose gradient is asked for is a parameter or an input, handed on as it is")
+        return
+    leaf.register_hook(lambda grad: torch.ops.tenterhook.gradient(grad, token, number, outline, i))
+
+
+def _trace_edit(number: int, gradient: bool, value: Any) -> Any:
+    found: list[Tensor] = []
+    spec = take_apart(value, found)
+    if not can_exchange(spec):
+        _refuse("an object that is edited cannot be made anew in compiled code")
+        return None
+    outline = _number_of(spec)
+    graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
+    if not gradient:
+        return exchanged(value, [*torch.ops.tenterhook.edit(found, number, outline, graded)])
+    token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    for i in graded:
+        found[i] = _trace_new_gradient(found[i], token, number, outline, i)
+    return exchanged(value, found)
+
+
+def _trace_new_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> Tensor:
+    leaf = leaf.clone()  # others that use it keep their own gradient; a compiler need not copy anything for that
+    leaf.register_hook(lambda grad: torch.ops.tenterhook.new_gradient(grad, token, number, outline, i))
+    return leaf
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_of(spec: Spec) -> int:
+    if spec not in _outlines:
+        _outline_of.append(Outline(spec))
+        _outlines[spec] = len(_outline_of) - 1
+    return _outlines[spec]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _refuse(why: str) -> None:
+    twins.refuse(why)
+
+
+# What comes when it runs.
+
+
+class _Receiver:
+    def value(self, leaves: Sequence[Tensor], tap: int, outline: int) -> None:
+        if (traced := active.get(tap)) is not None:
+            traced.value(leaves, _outline_of[outline])
+
+    def token(self, tap: int, outline: int, graded: Sequence[int], grads: bool) -> int:
+        traced = active.get(tap)
+        return traced.token(outline, graded, grads) if isinstance(traced, TracedTap) else -1
+
+    def gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> None:
+        self.new_gradient(grad, call, tap, outline, leaf)
+
+    def new_gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> Tensor | None:
+        traced = active.get(tap)
+        return traced.arrived(grad, call, outline, leaf) if isinstance(traced, TracedTap) else None
+
+    def edit(self, leaves: Sequence[Tensor], tap: int, outline: int) -> Sequence[Tensor] | None:
+        traced = active.get(tap)
+        return traced.edit(leaves, _outline_of[outline]) if isinstance(traced, TracedTap) else None
+
+
+def _has_others(leaf: Tensor, given: Sequence[Tensor]) -> bool:
+    """Whether what an edit made has the graph of other tensors than those that it was given."""
+    own = {id(one) for one in given}
+    waiting, seen = [leaf.grad_fn], set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None and id(variable) not in own:
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+tap_ops.receiver = _Receiver()
+compiler.never_compile(TracedOutput.__call__, TracedInput.__call__, TracedEvery.__call__, TracedStart.__call__)
