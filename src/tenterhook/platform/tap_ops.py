@@ -165,15 +165,15 @@ for _schema, _kernels in _OPERATIONS.items():
 def _note_edit(ctx: Any, inputs: Any, output: list[Tensor]) -> None:
     leaves, _, _, ctx.graded = inputs
     ctx.leaves = len(leaves)
-    ctx.likes = [(leaf.shape, {"dtype": leaf.dtype, "device": leaf.device}) for leaf in leaves]
+    ctx.likes = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
     ctx.save_for_backward(output[-1])
 
 
 def _gradient_of_edit(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     def given(i: int) -> Tensor:
-        shape, like = ctx.likes[i]
+        shape, dtype, device = ctx.likes[i]
         grad = grads[i]
-        return torch.zeros(shape, **like) if grad is None else grad
+        return torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
 
     (token,) = ctx.saved_tensors
     made = torch.ops.tenterhook.edit_gradient([given(i) for i in ctx.graded], token)

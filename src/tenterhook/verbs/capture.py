@@ -55,7 +55,7 @@ class capture:
     say where and how to keep it; `reduce` is applied first, so that nothing big is held; a dict of selectors gives each
     a `reduce` of its own, `{"h.*": torch.norm, "ln_f": None}`. `keep="last"` keeps only the last call. `every=50` keeps
     only what belongs to every 50th call of the model; these are the calls @0, @1 … here. `frozen=True` gives values
-    that need no gradient one all the same.
+    that need no gradient one all the same. `eager=True` has compiled code run as it is written.
     """
 
     _verb = "capture"

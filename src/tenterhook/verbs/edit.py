@@ -50,6 +50,7 @@ class edit:
     `frozen=True` gives values that need no gradient one all the same, so that it can be edited. `reduced=True`
     edits the gradients of parameters in `.grad` when the backward is over, after DDP's reduction, not before it.
     A change that was made nowhere is an EditError when the block ends; with `strict=False` it is a warning.
+    `eager=True` has compiled code run as it is written.
     """
 
     def __init__(

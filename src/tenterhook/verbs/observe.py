@@ -66,7 +66,7 @@ class observe:
     A function is `f(value)` or `f(value, site)`, as in `edit`. It gets the value itself, detached but not copied: copy
     what you keep, and change nothing. `str(site)` is the address of that one value, `site.module` its module. An
     exception in it carries the address. `every=50` shows only what belongs to every 50th call of the model; these are
-    the calls @0, @1 … of the sites.
+    the calls @0, @1 … of the sites. `eager=True` has compiled code run as it is written.
     """
 
     def __init__(
