@@ -461,6 +461,28 @@ def test_what_cannot_be_had_compiled_runs_eagerly_and_says_why():
     assert graphs() == 1
 
 
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        logits = self.layer(x).sin()
+        return {"loss": logits.square().sum(), "logits": logits}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_of_an_output_that_makes_another(backend):
+    model, x = WithLoss().to(DEVICE), batch()
+    compiled = torch.compile(model, backend=backend)
+    for asked, note in (((".", "layer"), "ran eagerly"), (("layer",), "had the taps")):
+        with capture(model, *asked, grad=True) as want:
+            model(x)["loss"].backward()
+        with capture(compiled, *asked, grad=True) as seen:
+            compiled(x)["loss"].backward()
+        assert set(seen) == set(want) and all(same(seen[a], want[a]) for a in want) and note in note_of(seen)
+
+
 def test_two_models_of_one_class_are_told_apart():
     models, x = [net(), net()], batch()
     compiled = [torch.compile(m, fullgraph=True) for m in models]

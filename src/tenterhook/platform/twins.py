@@ -81,6 +81,7 @@ class Twin:
                 f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile"
             )
         _refused.clear()
+        self.backend.is_entangled = False
         try:
             with config.patch(_CONFIG):
                 found = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
@@ -88,6 +89,8 @@ class Twin:
             return self._give_up(_in_short(error))
         if _refused:
             return self._give_up(_refused[0])
+        if self.backend.is_entangled and _is_all(found) and _waits_for_gradient(frame.f_locals.get("self")):
+            return self._give_up("the gradient of a compiled model's output is asked for, which makes another output")
         if found.guarded_code is None:
             if found.apply_to_code:  # which would hold without the hooks as well
                 self._skipped.add(code)
@@ -107,6 +110,8 @@ class Twin:
 class _Backend:
     """Calls the user's backend; equal to that of a twin with the same hooks.
 
+    `is_entangled` is whether one output of the last graph was made from another, as a loss from logits.
+
     It has no `__getattr__`: that would be a function of ours which Dynamo looks at while it looks for the backend.
     """
 
@@ -115,11 +120,13 @@ class _Backend:
             if not name.startswith("_"):
                 setattr(self, name, getattr(inner, name))
         self.key = key
+        self.is_entangled = False
         self.innermost = _innermost(inner)
         self._inner = _without_cuda_graphs(inner, self.innermost)
 
     def __call__(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
         _check_can_stay(graph)
+        self.is_entangled = self.is_entangled or _is_entangled(graph)
         if getattr(self.innermost, "compiler_name", "") == "cudagraphs":
             raise CannotStay("CUDA graphs would replay the kernels around a tap, and not the Python in it")
         return self._inner(graph, *args, **kwargs)
@@ -177,6 +184,38 @@ def _check_can_stay(graph: torch.fx.GraphModule) -> None:
             bodies = [one for one in inner if isinstance(one, torch.fx.GraphModule)]
             if kind not in _HOOKS and any(map(_has_tap, bodies)):
                 raise CannotStay(f"a tap is inside a {kind}, a part of the graph that may run more than once")
+
+
+def _is_entangled(graph: torch.fx.GraphModule) -> bool:
+    """Whether one output is made from another, so that a hook on the other sees a part of its gradient alone."""
+    (end,) = (node for node in graph.graph.nodes if node.op == "output")
+    outputs = {node for node in end.all_input_nodes if _has_gradient(node)}
+    waiting, seen = [before for node in outputs for before in node.all_input_nodes], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node in outputs:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    return False
+
+
+def _has_gradient(node: Any) -> bool:
+    return bool(getattr(node.meta.get("example_value"), "requires_grad", False))
+
+
+def _is_all(found: Any) -> bool:
+    """Whether a function was compiled as a whole: what another part of it uses is a tensor like any other."""
+    return found.guarded_code is not None and not any(
+        "__resume_at" in name for name in found.guarded_code.code.co_names
+    )
+
+
+def _waits_for_gradient(module: Any) -> bool:
+    """Whether a hook that runs when this function has returned waits for the gradient of what it returns."""
+    hooks = module._forward_hooks.values() if isinstance(module, torch.nn.Module) else ()
+    return any(getattr(hook, "gradient", False) for hook in hooks)
 
 
 def _has_tap(graph: torch.fx.GraphModule) -> bool:
