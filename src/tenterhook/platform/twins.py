@@ -11,7 +11,7 @@ What cannot be compiled with the hooks in it runs as it is written, from then on
 
 Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
 `torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
-`torch._TorchCompileInductorWrapper` and its `config`; a skipped frame's
+`torch._TorchCompileInductorWrapper` and its `config`; `counters["graph_break"]`; a skipped frame's
 `ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
 `id_matched_objs` is what the frame has.
 """
@@ -29,6 +29,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 from torch._dynamo import config
 from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters
 from torch._ops import HigherOrderOperator
 
 MOST = 64  # twins of one compiled callable
@@ -41,6 +42,10 @@ _CONFIG = {
     "skip_nnmodule_hook_guards": False,
 }
 _HOOKS = ("register_hook", "autograd_function_apply")  # what hooks on tensors become, on torch 2.13 and 2.11
+_ENTANGLED = (
+    "a gradient of the compiled model's own output is asked for, and one part of that output makes another;"
+    " ask for the module that gives it"
+)
 _lock = threading.RLock()
 _twins: "weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Twin]]" = weakref.WeakKeyDictionary()
 
@@ -81,7 +86,7 @@ class Twin:
                 f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile"
             )
         _refused.clear()
-        self.backend.is_entangled = False
+        self.backend.is_entangled, breaks = False, counters["graph_break"].total()
         try:
             with config.patch(_CONFIG):
                 found = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
@@ -89,8 +94,9 @@ class Twin:
             return self._give_up(_in_short(error))
         if _refused:
             return self._give_up(_refused[0])
-        if self.backend.is_entangled and _is_all(found) and _waits_for_gradient(frame.f_locals.get("self")):
-            return self._give_up("the gradient of a compiled model's output is asked for, which makes another output")
+        is_whole = counters["graph_break"].total() == breaks  # of a part, what others use is a tensor like any other
+        if self.backend.is_entangled and is_whole and _waits_for_gradient(frame.f_locals.get("self")):
+            return self._give_up(_ENTANGLED)
         if found.guarded_code is None:
             if found.apply_to_code:  # which would hold without the hooks as well
                 self._skipped.add(code)
@@ -203,13 +209,6 @@ def _is_entangled(graph: torch.fx.GraphModule) -> bool:
 
 def _has_gradient(node: Any) -> bool:
     return bool(getattr(node.meta.get("example_value"), "requires_grad", False))
-
-
-def _is_all(found: Any) -> bool:
-    """Whether a function was compiled as a whole: what another part of it uses is a tensor like any other."""
-    return found.guarded_code is not None and not any(
-        "__resume_at" in name for name in found.guarded_code.code.co_names
-    )
 
 
 def _waits_for_gradient(module: Any) -> bool:
