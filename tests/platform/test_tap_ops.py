@@ -52,7 +52,7 @@ def looked_at(x):
 
 
 def edited(x):
-    y, unused, _ = torch.ops.tenterhook.edit([x.sin(), x.cos()], 4, 0, [0, 1])
+    y, _, _ = torch.ops.tenterhook.edit([x.sin(), x.cos()], 4, 0, [0, 1])
     y = y.clone()
     token = torch.ops.tenterhook.token(5, 0, [0], True)
     y.register_hook(lambda grad: torch.ops.tenterhook.new_gradient(grad, token, 5, 0, 0))

@@ -25,7 +25,7 @@ from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import Replays, may_be_checkpointed
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Path, describe, paths_of, pick, put, version_of
+from tenterhook.values.tree import Path, describe, leaves, paths_of, pick, put, version_of
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -136,6 +136,19 @@ class Tap(Hook):
         except LookupError:
             self.missed = _no_such_leaf(value, self.site.address.leaf)
             return None
+
+    def own_call(self) -> Call | None:
+        """The call in which a value comes; None where it is not meant."""
+        call = self._next_call()
+        return None if call is None or not may_cover(self.site.address.call, call.number) else call
+
+    def paths_in(self, value: Any) -> dict[int, Path]:
+        """By the id of each tensor in the part of a value that is asked for: where it is there."""
+        try:
+            return {id(tensor): path for path, tensor in leaves(part_of(value, self.site.address.leaf))}
+        except LookupError:
+            self.missed = _no_such_leaf(value, self.site.address.leaf)
+            return {}
 
     def changed(self, part: Any, call: Call) -> Any:
         """What the action makes of a value; None where it stays."""

@@ -18,13 +18,15 @@ from tenterhook.hooks.every import Every
 from tenterhook.hooks.gradients import GradientTap
 from tenterhook.hooks.inputs import InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
+from tenterhook.hooks.tap import part_of
 from tenterhook.platform import compiler, tap_ops, twins
-from tenterhook.platform.autograd import next_sequence_number
+from tenterhook.platform.autograd import next_sequence_number, saves_hooked
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.values.outline import Outline, Spec, can_exchange, exchanged, take_apart
 from tenterhook.values.tree import Path, leaves
 
 _CALLS = 40  # bits of a token for the number of the call; those above it are of the session
+_WHOLE: dict[int, Path] = {0: ()}  # of a value that is one tensor
 _serials = itertools.count()
 _free_numbers = itertools.count()
 _numbers: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]]" = weakref.WeakKeyDictionary()
@@ -80,25 +82,36 @@ class TracedTap(Traced):
 
     def token(self, outline: int, graded: Sequence[int], grads: bool) -> int:
         """A value comes whose gradient is waited for. Returns what tells of which call it is."""
-        tap = self.hook
-        stand_ins = _outline_of[outline].stand_ins()
-        reached = tap.reached(_outline_of[outline].fill(stand_ins))
-        if reached is None or not tap.scope.is_open:
+        tap, is_plain = self.hook, saves_hooked(False) is None
+        # In compiled code they are off. Where they are on around it, only a checkpoint that hooks what is saved may
+        # run it again.
+        with torch.set_grad_enabled(grads and is_plain):
+            call = tap.own_call()
+        if call is None or not tap.scope.is_open:
             return -1
-        call, part = reached
-        if not isinstance(part, Tensor):
-            tap.action.on_structure(tap, part, call.number)
-        path_of = {id(tensor): path for path, tensor in leaves(part)}
-        wanted = {i: path_of[id(one)] for i, one in enumerate(stand_ins) if id(one) in path_of}
-        self._paths[outline] = {i: path for i, path in wanted.items() if i in graded}
-        with torch.set_grad_enabled(grads):  # as they were where the model runs, and are not in compiled code
-            for i in wanted.keys() - set(graded):
-                tap.note_no_graph(stand_ins[i], call.number)
-        if self._paths[outline]:
+        whole = _outline_of[outline]
+        if whole.is_tensor and graded and not tap.site.address.leaf:
+            self._paths[outline] = _WHOLE
+        else:
+            with torch.set_grad_enabled(grads):
+                self._want(outline, whole, graded, call.number)
+        if self._paths.get(outline):
             tap.born = next_sequence_number() - 0.5
         elif grads:
             tap.check_editable(call.number)
         return self.serial << _CALLS | call.number
+
+    def _want(self, number: int, outline: Outline, graded: Sequence[int], call: int) -> None:
+        """Note which leaves of a structure are asked for, and why some of them have no gradient."""
+        tap, stand_ins = self.hook, outline.stand_ins()
+        value = outline.fill(stand_ins)
+        path_of = tap.paths_in(value)
+        if path_of and () not in path_of.values():
+            tap.action.on_structure(tap, part_of(value, tap.site.address.leaf), call)
+        wanted = {i: path_of[id(one)] for i, one in enumerate(stand_ins) if id(one) in path_of}
+        self._paths[number] = {i: path for i, path in wanted.items() if i in graded}
+        for i in wanted.keys() - set(graded):
+            tap.note_no_graph(stand_ins[i], call)
 
     def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> Tensor | None:
         """The gradient of one leaf. Returns what takes its place, or None."""

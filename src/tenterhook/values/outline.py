@@ -66,6 +66,7 @@ class Outline:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        self.is_tensor = isinstance(spec, torch.dtype)
         self.dtypes = tuple(_dtypes(spec))
         self.others = sorted(_others(spec))  # the classes of what is not looked into
 
