@@ -308,6 +308,25 @@ def test_many_different_sessions_leave_the_users_code_its_compilations():
         compiled(batch(1))
 
 
+def test_more_different_sessions_than_torch_keeps_compiled_code_for():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12))).to(DEVICE)
+    want = by_hand(model, batch())
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(accumulated_recompile_limit=10):
+        compiled(batch())
+        for i in range(12):
+            with capture(compiled, str(i)) as seen:
+                compiled(batch())
+            assert close(seen[str(i)], want[str(i)])
+            assert ("had the taps" if i < 4 else "compiled too often") in note_of(seen)
+        assert graphs() == 5
+        compiled(batch(3))
+        assert graphs() == 6, "our compilations were counted as the user's"
+        with capture(compiled, "1") as seen:
+            compiled(batch())
+        assert "had the taps" in note_of(seen) and graphs() == 6
+
+
 def test_code_that_has_to_be_compiled_again_and_again_runs_eagerly_in_the_end():
     model = nn.Sequential(nn.Linear(4, 4)).to(DEVICE)
     compiled = torch.compile(model, backend="eager", dynamic=False)

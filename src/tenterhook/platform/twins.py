@@ -13,7 +13,7 @@ Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and
 `torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
 `torch._TorchCompileInductorWrapper` and its `config`; `counters["graph_break"]`; a skipped frame's
 `ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
-`id_matched_objs` is what the frame has.
+`id_matched_objs` is what the frame has; `FRAME_COMPILE_COUNTER` and `_debug_get_cache_entry_list`.
 """
 
 import copy
@@ -25,14 +25,14 @@ from types import CodeType
 from typing import Any
 
 import torch._dynamo
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, _FrameAction, _FrameExecStrategy
 from torch._dynamo import config
-from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER, CatchErrorsWrapper, catch_errors_wrapper
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters
 from torch._ops import HigherOrderOperator
 
-MOST = 64  # twins of one compiled callable
+MOST = 32  # twins of one compiled callable
 _UNLIMITED = 1 << 30
 _CONFIG = {
     "recompile_limit": _UNLIMITED,
@@ -85,6 +85,8 @@ class Twin:
             return self._give_up(
                 f"{code.co_name} was compiled {self._compiled[code]} times, the limit of torch.compile"
             )
+        if len(_debug_get_cache_entry_list(code)) >= config.accumulated_recompile_limit // 2:
+            return self._give_up(f"{code.co_name} was compiled too often with other taps in it")
         _refused.clear()
         self.backend.is_entangled, breaks = False, counters["graph_break"].total()
         try:
@@ -106,6 +108,7 @@ class Twin:
             # Not one of those that the user's own code may have before it is no longer compiled again.
             guards: Any = found.guarded_code.guard_manager
             guards.id_matched_objs["a twin"] = weakref.ref(self.backend)
+            FRAME_COMPILE_COUNTER[frame_state["_id"]] -= 1
         return found
 
     def _give_up(self, why: str) -> Any:
@@ -156,7 +159,7 @@ def twin_of(callback: Any, key: Hashable) -> "Twin | None":
         if twin is None:
             twin = twins[key] = Twin(callback, key)
             if len(twins) > MOST:
-                twins.popitem(last=False)
+                twins.popitem(last=False)  # what it compiled stays, and another with its key would find it
         twins.move_to_end(key)
         return twin
 
