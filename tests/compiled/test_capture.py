@@ -169,6 +169,74 @@ def test_a_part_of_a_structure():
     assert list(seen.report()) == list(want.report())
 
 
+class Takes(nn.Module):
+    """A model whose part takes arguments of all kinds, and one tensor twice, which others use as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.part = nn.Linear(4, 4), Part()
+
+    def forward(self, x):
+        h = self.layer(x)
+        return self.part(h, h * 2, more={"a": h.sin(), "n": 3}, flag=True) + h
+
+
+class Part(nn.Module):
+    def forward(self, x, y, more, flag=False):
+        return x * y + more["a"].view(-1, 4) * more["n"] if flag else x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_and_the_share_of_a_module_in_their_gradients(backend):
+    model, x = Takes().to(DEVICE), batch()
+    asked = "part:in", "grad(part:in)", "part:in[more]", "grad(part:in[y])", "grad(layer)", "grad(part:in[more][a])"
+    with capture(model, *asked) as want:
+        step(model, x)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        with capture(compiled, *asked) as seen:
+            step(compiled, x)
+        assert set(seen) == set(want) == set(asked) and "had the taps" in note_of(seen)
+        assert {a: same(seen[a], want[a]) for a in asked} == dict.fromkeys(asked, True)
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("name", ["act", "on"])
+def test_the_gradient_of_an_input_that_is_written_into_or_handed_on(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.act, self.on = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Identity()
+
+        def forward(self, x):
+            h = self.layer(x)
+            return self.on(self.act(h)) * h
+
+    model, x = Model().to(DEVICE), batch()
+    with capture(model, f"{name}:in", grad=True) as want:
+        step(model, x)
+    compiled = torch.compile(model, fullgraph=True)
+    with capture(compiled, f"{name}:in", grad=True) as seen:
+        step(compiled, x)
+    assert set(seen) == set(want) and all(same(seen[a], want[a]) for a in want) and "ran eagerly" in note_of(seen)
+
+
+class Opaque:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_an_observer_of_what_cannot_be_handed_over_has_the_code_run_eagerly():
+    model = Around(lambda a, b: (a, Opaque(b)), lambda out: out[0] * out[1].x).to(DEVICE)
+    compiled, kinds = torch.compile(model, fullgraph=True), []
+    with observe(compiled, {"inner": lambda value: kinds.append(type(value[1]))}) as one:
+        step(compiled, batch())
+    assert kinds == [Opaque] and "Opaque" in note_of(one)
+    with capture(compiled, "inner") as seen:
+        step(compiled, batch())
+    assert isinstance(seen["inner"][0], torch.Tensor) and "had the taps" in note_of(seen)
+
+
 def test_what_is_written_into_later_was_copied():
     model, x = net(), batch()
     want = by_hand(model, x)

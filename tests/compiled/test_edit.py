@@ -39,6 +39,8 @@ CHANGES = {
     "number and list": {"layer": 0.5, "body": [scale(2.0), add(torch.ones(4, device=DEVICE))]},
     "gradient": {"grad(layer)": scale(3.0), "grad(body.act)": clip_norm(0.1), "grad(body)": lambda g: g + 1},
     "both": {"layer": scale(0.5), "grad(layer)": lambda g: g * 2, "grad(.)": scale(2.0)},
+    "input": {"body": lambda v: v, "body.layer:in": scale(2.0), "body:in[x]": lambda v: v + 1, "layer:in[0]": 0.5},
+    "gradient of an input": {"grad(body:in)": scale(3.0), "grad(body.body:in[0])": lambda g: g + 1},
     "one call": {"layer@0": scale(5.0), "grad(body@0)": zero()},
 }
 
@@ -124,6 +126,27 @@ def test_the_gradient_of_a_tensor_that_others_use_is_edited_on_its_own_way():
     run = torch.compile(model, fullgraph=True)
     got, edits = gradients(model, run, x, {"grad(on)": scale(3.0)})
     assert all(map(close, got, want)) and "had the taps" in note_of(edits)
+
+
+class Writes(nn.Module):
+    """A model in which a module writes into its input, which is used afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return self.act(h) + h
+
+
+@pytest.mark.parametrize("changes", [{"act:in": lambda v: v - 0.5}, {"grad(act:in)": scale(3.0)}])
+def test_an_input_that_is_written_into_has_the_code_run_eagerly(changes):
+    model, x = Writes().to(DEVICE), batch()
+    want, _ = gradients(model, model, x, changes)
+    run = torch.compile(model, fullgraph=True)
+    got, edits = gradients(model, run, x, changes)
+    assert all(map(close, got, want)) and "writes into an input" in note_of(edits)
 
 
 def test_sessions_within_each_other_edit_in_turn():

@@ -9,10 +9,10 @@ first needed. Where a hook cannot be traced, compiled code runs as it is written
 from typing import TYPE_CHECKING, Any
 
 from tenterhook.hooks.every import Every
-from tenterhook.hooks.inputs import InputTap
+from tenterhook.hooks.inputs import After, InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
 from tenterhook.hooks.scope import here
-from tenterhook.hooks.traced import Traced, TracedEvery, TracedInput, TracedOutput, TracedStart, active
+from tenterhook.hooks.traced import Traced, TracedAfter, TracedEvery, TracedInput, TracedOutput, TracedStart, active
 from tenterhook.platform import compiler, twins
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.hook_tables import Hook
@@ -24,6 +24,7 @@ _IN_COMPILED = "compiled code had the taps in it and fuses nothing across a tap:
 _KINDS: tuple[tuple[type, Any], ...] = (
     (OutputTap, TracedOutput),
     (InputTap, TracedInput),
+    (After, TracedAfter),
     (Every, TracedEvery),
     (StartHook, TracedStart),
 )
@@ -74,13 +75,10 @@ def why_not(session: "Session") -> str:
 
 
 def _why_not(tap: Any) -> str:
-    address = tap.site.address
     if tap.site.kind == "inner":
         return "is a value inside a forward"
     if tap.site.kind in ("parameter", "buffer"):
         return "is changed, and a checkpoint would have to know" if tap.changes else ""
-    if tap.site.kind == "module" and address.role == "in" and (address.grad or tap.changes):
-        return "is the gradient of an input" if address.grad else "is an input that is edited"
     return str(tap.action.why_not_compiled)
 
 

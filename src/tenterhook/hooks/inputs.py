@@ -52,7 +52,7 @@ class InputTap(GradientTap):
                 session.wait_for_gradient(self)
             # What took the place of an input goes back in the other order, the inner session's first.
             table, flags = module._forward_hooks, module._forward_hooks_with_kwargs
-            session.places.put(table, _After(self), with_kwargs=flags, first=self.changes)
+            session.places.put(table, After(self), with_kwargs=flags, first=self.changes)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if kwargs is None:  # removed while another thread is here: torch forgot with_kwargs
@@ -123,7 +123,9 @@ class InputTap(GradientTap):
         return new
 
 
-class _After(Hook):
+class After(Hook):
+    """The hook after it."""
+
     def __init__(self, tap: InputTap) -> None:
         self.tap = tap
         self.changes = tap.changes

@@ -47,6 +47,7 @@ class Action:
 
     changes = False  # whether the model may go on with another value than it computed
     may_keep_given = False  # whether it may keep the tensor itself that it is shown
+    needs_all = True  # whether it needs the objects in a structure that are no tensors
     why_not_compiled = ""  # why it cannot be had in compiled code
 
     def fired(self, tap: "Tap") -> int:

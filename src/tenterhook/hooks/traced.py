@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from tenterhook.errors import EditError
 from tenterhook.hooks.every import Every
 from tenterhook.hooks.gradients import GradientTap
-from tenterhook.hooks.inputs import InputTap
+from tenterhook.hooks.inputs import After, InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
-from tenterhook.hooks.tap import part_of
+from tenterhook.hooks.tap import part_of, with_part
 from tenterhook.platform import compiler, tap_ops, twins
 from tenterhook.platform.autograd import next_sequence_number, saves_hooked
 from tenterhook.platform.hook_tables import Hook
+from tenterhook.values.inputs import Inputs
 from tenterhook.values.outline import Outline, Spec, can_exchange, exchanged, take_apart
 from tenterhook.values.tree import Path, leaves
 
@@ -49,12 +50,13 @@ class Traced(Hook):
     """A hook of ours in a form that compiled code can have in it."""
 
     gradient = False
+    more: tuple[Any, ...] = ()  # what else tells it from others of the same module, when it is compiled
 
     def __init__(self, hook: Any, module: Any) -> None:
         self.hook = hook
         self.changes = hook.changes
         self.serial = next(_serials)
-        self.number = _number_for(module, (type(self).__name__, self.gradient, self.changes))
+        self.number = _number_for(module, (type(self).__name__, self.gradient, self.changes, *self.more))
         self._paths: dict[int, dict[int, Path]] = {}  # by outline and leaf: where it is in what was asked for
 
     def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
@@ -69,12 +71,23 @@ class TracedTap(Traced):
 
     def __init__(self, tap: GradientTap, model: Any) -> None:
         self.gradient = tap.site.address.grad
+        self.more = (tap.site.address.leaf, tap.action.needs_all)
         super().__init__(tap, tap.site.owner())
 
     def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
         if self.hook.action.may_keep_given:  # this memory is the compiled code's, which uses it again
             leaves = [leaf.clone() for leaf in leaves]
         self.show(outline.fill(leaves))
+
+    def given(self, value: Any) -> Any:
+        """A value as the tap has it."""
+        return value
+
+    def wanted(self, outline: Outline) -> tuple[int, ...]:
+        """Which leaves are asked for."""
+        stand_ins = outline.stand_ins()
+        found = self.hook.paths_in(self.given(outline.fill(stand_ins)))
+        return tuple(i for i, one in enumerate(stand_ins) if id(one) in found)
 
     def show(self, value: Any) -> Any:
         """Have the tap look at a value. Returns what takes its place, or None."""
@@ -104,7 +117,7 @@ class TracedTap(Traced):
     def _want(self, number: int, outline: Outline, graded: Sequence[int], call: int) -> None:
         """Note which leaves of a structure are asked for, and why some of them have no gradient."""
         tap, stand_ins = self.hook, outline.stand_ins()
-        value = outline.fill(stand_ins)
+        value = self.given(outline.fill(stand_ins))
         path_of = tap.paths_in(value)
         if path_of and () not in path_of.values():
             tap.action.on_structure(tap, part_of(value, tap.site.address.leaf), call)
@@ -153,12 +166,38 @@ class TracedInput(TracedTap):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():
+            if self.gradient or self.changes:
+                return _trace_input(self.number, self.gradient, self.changes, (args, kwargs))
             return _trace(self.number, False, (args, kwargs))
         return self.hook(module, args, kwargs)
 
-    def show(self, value: Any) -> Any:
+    def given(self, value: Any) -> Any:
         args, kwargs = value
-        return self.hook(None, args, kwargs)  # type: ignore[arg-type]  # it only looks
+        return Inputs(args, kwargs, self.hook.names)
+
+    def show(self, value: Any) -> Any:
+        given = self.given(value)
+        reached = self.hook.reached(given)
+        new = None if reached is None else self.hook.changed(reached[1], reached[0])
+        if new is None:
+            return None
+        whole = with_part(given, self.hook.site.address.leaf, new)
+        return whole.args, whole.kwargs
+
+
+class TracedAfter(Traced):
+    """That of what waits for a module to return, where its inputs are edited or their gradients are asked for."""
+
+    hook: After
+
+    def __init__(self, hook: After, model: Any) -> None:
+        self.gradient = not hook.changes
+        super().__init__(hook, hook.tap.site.owner())
+
+    def __call__(self, module: nn.Module, *given_and_output: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _trace_return(given_and_output) if self.gradient else None
+        return self.hook(module, *given_and_output)
 
 
 class TracedStart(Traced):
@@ -190,6 +229,7 @@ class TracedEvery(Traced):
 def _trace(number: int, gradient: bool, value: Any) -> None:
     found: list[Tensor] = []
     outline = _number_of(take_apart(value, found))
+    _check(number, outline)
     if not gradient:
         torch.ops.tenterhook.value(found, number, outline)
         return
@@ -206,6 +246,41 @@ def _trace_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: i
     leaf.register_hook(lambda grad: torch.ops.tenterhook.gradient(grad, token, number, outline, i))
 
 
+def _trace_input(number: int, gradient: bool, changes: bool, value: Any) -> Any:
+    found: list[Tensor] = []
+    spec = take_apart(value, found)
+    if not can_exchange(spec):
+        _refuse("an object that is given to a module cannot be made anew in compiled code")
+        return None
+    outline = _number_of(spec)
+    _check(number, outline)
+    graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
+    if not gradient:
+        new = [*torch.ops.tenterhook.edit(found, number, outline, graded)]
+        for i in _wanted(number, outline):
+            found[i] = torch.ops.tenterhook.own(new[i])
+        return exchanged(value, found)
+    token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    for i in _wanted(number, outline):
+        if i in graded:
+            found[i] = torch.ops.tenterhook.own(found[i])  # whose gradient is this module's share
+            if changes:
+                _trace_new_gradient(found[i], token, number, outline, i)
+            else:
+                _trace_gradient(found[i], token, number, outline, i)
+    return exchanged(value, found)
+
+
+def _trace_return(given_and_output: Any) -> None:
+    *given, output = given_and_output
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    take_apart(given, inputs)
+    take_apart(output, outputs)
+    if any([one is other for one in inputs for other in outputs]):
+        _refuse("a module hands on an input whose gradient is asked for")
+
+
 def _trace_edit(number: int, gradient: bool, value: Any) -> Any:
     found: list[Tensor] = []
     spec = take_apart(value, found)
@@ -213,19 +288,33 @@ def _trace_edit(number: int, gradient: bool, value: Any) -> Any:
         _refuse("an object that is edited cannot be made anew in compiled code")
         return None
     outline = _number_of(spec)
+    _check(number, outline)
     graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
     if not gradient:
         return exchanged(value, [*torch.ops.tenterhook.edit(found, number, outline, graded)])
     token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
     for i in graded:
-        found[i] = _trace_new_gradient(found[i], token, number, outline, i)
+        found[i] = found[i].clone()  # others that use it keep their own gradient; a compiler need not copy for that
+        _trace_new_gradient(found[i], token, number, outline, i)
     return exchanged(value, found)
 
 
-def _trace_new_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> Tensor:
-    leaf = leaf.clone()  # others that use it keep their own gradient; a compiler need not copy anything for that
+def _trace_new_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> None:
     leaf.register_hook(lambda grad: torch.ops.tenterhook.new_gradient(grad, token, number, outline, i))
-    return leaf
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _wanted(number: int, outline: int) -> tuple[int, ...]:
+    traced = active[number]
+    return traced.wanted(_outline_of[outline]) if isinstance(traced, TracedTap) else ()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _check(number: int, outline: int) -> None:
+    """Refuse to hand over a value without the objects in it that are no tensors, where these are needed."""
+    traced, others = active[number], _outline_of[outline].others
+    if others and isinstance(traced, TracedTap) and traced.hook.action.needs_all:
+        twins.refuse(f"{traced.hook.site} holds a {others[0]}, which compiled code cannot hand over")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -281,4 +370,5 @@ def _has_others(leaf: Tensor, given: Sequence[Tensor]) -> bool:
 
 
 tap_ops.receiver = _Receiver()
-compiler.never_compile(TracedOutput.__call__, TracedInput.__call__, TracedEvery.__call__, TracedStart.__call__)
+compiler.never_compile(TracedOutput.__call__, TracedInput.__call__, TracedAfter.__call__)
+compiler.never_compile(TracedEvery.__call__, TracedStart.__call__)

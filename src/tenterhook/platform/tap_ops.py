@@ -5,6 +5,7 @@
     gradient(grad, call, tap, outline, leaf)      its gradient comes
     new_gradient(grad, call, tap, outline, leaf)  the same, and the model goes on with what is returned
     edit(leaves, tap, outline, graded)            a value comes, and the model goes on with others of the same shapes
+    own(tensor)                                   a copy of an input, which nobody may write into
 
 `graded` are the leaves that have a gradient; `grads` is whether gradients are on.
 
@@ -158,6 +159,8 @@ def _define(schema: str, real: Any, fake: Any) -> None:
     _register_effectful_op(getattr(torch.ops.tenterhook, name).default, _EffectType.ORDERED)
 
 
+_library.define("own(Tensor tensor) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("own", torch.clone, "CompositeImplicitAutograd")
 for _schema, _kernels in _OPERATIONS.items():
     _define(_schema, *_kernels)
 

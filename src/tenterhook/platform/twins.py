@@ -185,8 +185,10 @@ def _as_written(callees: Any) -> Any:
 
 
 def _check_can_stay(graph: torch.fx.GraphModule) -> None:
-    """A graph inside a graph may be run again, as that of a checkpoint is, or not at all."""
+    """Refuse what is written into, and what is in a graph of its own, which may run again, as a checkpoint's does."""
     for node in graph.graph.nodes:
+        if str(node.target).startswith("tenterhook.own") and node.meta["example_value"]._version:
+            raise CannotStay("a module writes into an input that is edited, or whose gradient is asked for")
         if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
             kind = node.target.name()
             inner = [getattr(graph, one.target) for one in node.all_input_nodes if one.op == "get_attr"]

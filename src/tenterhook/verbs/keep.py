@@ -195,6 +195,8 @@ class Keep(Action):
 
     _dropped = 0  # of what was kept, with keep="last"
 
+    needs_all = False
+
     def __init__(self, how: How) -> None:
         self.how = how
 
