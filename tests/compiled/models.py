@@ -8,12 +8,14 @@ from torch._dynamo.utils import counters
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["eager", "aot_eager", "inductor"]
+# Before 2.13, PyTorch cannot trace a hook on a tensor that is written into afterwards; such code runs eagerly then.
+CAN_WRITE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 class Net(nn.Module):
     def __init__(self, body=None):
         super().__init__()
-        self.layer, self.act, self.body = nn.Linear(4, 4), nn.ReLU(inplace=True), body or nn.Tanh()
+        self.layer, self.act, self.body = nn.Linear(4, 4), nn.ReLU(inplace=CAN_WRITE), body or nn.Tanh()
 
     def forward(self, x):
         return self.body(self.act(self.layer(x)) + x)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tenterhook import capture, observe
-from tests.compiled.models import BACKENDS, DEVICE, Net, batch, by_hand, close, graphs, net, note_of
+from tests.compiled.models import BACKENDS, CAN_WRITE, DEVICE, Net, batch, by_hand, close, graphs, net, note_of
 
 # Dynamo looks at the .grad of what flows into a graph. It hides the warning, but only after it was made an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -235,6 +235,16 @@ def test_an_observer_of_what_cannot_be_handed_over_has_the_code_run_eagerly():
     with capture(compiled, "inner") as seen:
         step(compiled, batch())
     assert isinstance(seen["inner"][0], torch.Tensor) and "had the taps" in note_of(seen)
+
+
+def test_the_gradient_of_what_is_written_into_later():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)).to(DEVICE), batch()
+    want = by_hand(model, x)
+    compiled = torch.compile(model, fullgraph=True)
+    with capture(compiled, "0", "1", grad=True) as seen:
+        step(compiled, x)
+    assert len(seen) == 4 and all(close(seen[a], want[a]) for a in seen)
+    assert "had the taps" in note_of(seen) or not CAN_WRITE
 
 
 def test_what_is_written_into_later_was_copied():
