@@ -9,6 +9,7 @@ first needed. Where a hook cannot be traced, compiled code runs as it is written
 from typing import TYPE_CHECKING, Any
 
 from tenterhook.hooks.every import Every
+from tenterhook.hooks.gradients import GradientTap
 from tenterhook.hooks.inputs import After, InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
 from tenterhook.hooks.scope import here
@@ -42,9 +43,14 @@ class Compiled:
         if not self.why:
             model = session.model()
             session.places.exchange(lambda hook: self._made(hook, model))
+            for mode in session.modes:
+                self._add(mode.traced(model))
 
     def _made(self, hook: Hook, model: Any) -> Hook:
         traced = next(cls(hook, model) for kind, cls in _KINDS if isinstance(hook, kind))
+        return self._add(traced)
+
+    def _add(self, traced: Traced) -> Traced:
         active[traced.number] = traced
         self._traced.append(traced)
         return traced
@@ -54,6 +60,8 @@ class Compiled:
         self.is_over = True
         for traced in self._traced:
             active.pop(traced.number, None)
+            traced.over()
+        self._traced.clear()
 
     def note(self) -> str:
         """What a report says of it."""
@@ -75,8 +83,10 @@ def why_not(session: "Session") -> str:
 
 
 def _why_not(tap: Any) -> str:
+    if isinstance(tap, GradientTap) and tap.site.kind == "inner":
+        return ""  # one of the values of an address
     if tap.site.kind == "inner":
-        return "is a value inside a forward"
+        return str(tap.why_not_compiled)
     if tap.site.kind in ("parameter", "buffer"):
         return "is changed, and a checkpoint would have to know" if tap.changes else ""
     return str(tap.action.why_not_compiled)

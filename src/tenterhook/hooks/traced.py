@@ -33,7 +33,7 @@ _free_numbers = itertools.count()
 _numbers: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], int]]" = weakref.WeakKeyDictionary()
 active: "dict[int, Traced]" = {}  # by number
 _outlines: dict[Spec, int] = {}
-_outline_of: list[Outline] = []
+outline_of: list[Outline] = []
 
 
 def _number_for(module: Any, sort: tuple[Any, ...]) -> int:
@@ -54,7 +54,7 @@ class Traced(Hook):
 
     def __init__(self, hook: Any, module: Any) -> None:
         self.hook = hook
-        self.changes = hook.changes
+        self.changes = getattr(hook, "changes", False)
         self.serial = next(_serials)
         self.number = _number_for(module, (type(self).__name__, self.gradient, self.changes, *self.more))
         self._paths: dict[int, dict[int, Path]] = {}  # by outline and leaf: where it is in what was asked for
@@ -62,6 +62,17 @@ class Traced(Hook):
     def value(self, leaves: Sequence[Tensor], outline: Outline) -> None:
         """A value comes from compiled code."""
         raise NotImplementedError
+
+    def token(self, outline: int, graded: Sequence[int], grads: bool) -> int:
+        """Something comes of which more will be told. Returns a number by which this is known."""
+        raise NotImplementedError
+
+    def inside(self, leaves: Sequence[Tensor], call: int, site: int, outline: Outline) -> None:
+        """A value inside a forward comes."""
+        raise NotImplementedError
+
+    def over(self) -> None:
+        """The session is over."""
 
 
 class TracedTap(Traced):
@@ -102,7 +113,7 @@ class TracedTap(Traced):
             call = tap.own_call()
         if call is None or not tap.scope.is_open:
             return -1
-        whole = _outline_of[outline]
+        whole = outline_of[outline]
         if whole.is_tensor and graded and not tap.site.address.leaf:
             self._paths[outline] = _WHOLE
         else:
@@ -228,7 +239,7 @@ class TracedEvery(Traced):
 
 def _trace(number: int, gradient: bool, value: Any) -> None:
     found: list[Tensor] = []
-    outline = _number_of(take_apart(value, found))
+    outline = number_of(take_apart(value, found))
     _check(number, outline)
     if not gradient:
         torch.ops.tenterhook.value(found, number, outline)
@@ -252,7 +263,7 @@ def _trace_input(number: int, gradient: bool, changes: bool, value: Any) -> Any:
     if not can_exchange(spec):
         _refuse("an object that is given to a module cannot be made anew in compiled code")
         return None
-    outline = _number_of(spec)
+    outline = number_of(spec)
     _check(number, outline)
     graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
     if not gradient:
@@ -287,7 +298,7 @@ def _trace_edit(number: int, gradient: bool, value: Any) -> Any:
     if not can_exchange(spec):
         _refuse("an object that is edited cannot be made anew in compiled code")
         return None
-    outline = _number_of(spec)
+    outline = number_of(spec)
     _check(number, outline)
     graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
     if not gradient:
@@ -306,22 +317,23 @@ def _trace_new_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _wanted(number: int, outline: int) -> tuple[int, ...]:
     traced = active[number]
-    return traced.wanted(_outline_of[outline]) if isinstance(traced, TracedTap) else ()
+    return traced.wanted(outline_of[outline]) if isinstance(traced, TracedTap) else ()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _check(number: int, outline: int) -> None:
     """Refuse to hand over a value without the objects in it that are no tensors, where these are needed."""
-    traced, others = active[number], _outline_of[outline].others
+    traced, others = active[number], outline_of[outline].others
     if others and isinstance(traced, TracedTap) and traced.hook.action.needs_all:
         twins.refuse(f"{traced.hook.site} holds a {others[0]}, which compiled code cannot hand over")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _number_of(spec: Spec) -> int:
+def number_of(spec: Spec) -> int:
+    """The number of an outline."""
     if spec not in _outlines:
-        _outline_of.append(Outline(spec))
-        _outlines[spec] = len(_outline_of) - 1
+        outline_of.append(Outline(spec))
+        _outlines[spec] = len(outline_of) - 1
     return _outlines[spec]
 
 
@@ -336,11 +348,15 @@ def _refuse(why: str) -> None:
 class _Receiver:
     def value(self, leaves: Sequence[Tensor], tap: int, outline: int) -> None:
         if (traced := active.get(tap)) is not None:
-            traced.value(leaves, _outline_of[outline])
+            traced.value(leaves, outline_of[outline])
 
     def token(self, tap: int, outline: int, graded: Sequence[int], grads: bool) -> int:
         traced = active.get(tap)
-        return traced.token(outline, graded, grads) if isinstance(traced, TracedTap) else -1
+        return -1 if traced is None else traced.token(outline, graded, grads)
+
+    def inside(self, leaves: Sequence[Tensor], call: int, tap: int, site: int, outline: int) -> None:
+        if (traced := active.get(tap)) is not None:
+            traced.inside(leaves, call, site, outline_of[outline])
 
     def gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> None:
         self.new_gradient(grad, call, tap, outline, leaf)
@@ -351,7 +367,7 @@ class _Receiver:
 
     def edit(self, leaves: Sequence[Tensor], tap: int, outline: int) -> Sequence[Tensor] | None:
         traced = active.get(tap)
-        return traced.edit(leaves, _outline_of[outline]) if isinstance(traced, TracedTap) else None
+        return traced.edit(leaves, outline_of[outline]) if isinstance(traced, TracedTap) else None
 
 
 def _has_others(leaf: Tensor, given: Sequence[Tensor]) -> bool:

@@ -5,6 +5,7 @@
     gradient(grad, call, tap, outline, leaf)      its gradient comes
     new_gradient(grad, call, tap, outline, leaf)  the same, and the model goes on with what is returned
     edit(leaves, tap, outline, graded)            a value comes, and the model goes on with others of the same shapes
+    inside(leaves, call, tap, site, outline)      a variable is assigned in a forward, whose call began with `token`
     own(tensor)                                   a copy of an input, which nobody may write into
 
 `graded` are the leaves that have a gradient; `grads` is whether gradients are on.
@@ -39,6 +40,8 @@ class Receiver(Protocol):
 
     def new_gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> Tensor | None: ...
 
+    def inside(self, leaves: Sequence[Tensor], call: int, tap: int, site: int, outline: int) -> None: ...
+
     def edit(self, leaves: Sequence[Tensor], tap: int, outline: int) -> Sequence[Tensor] | None: ...
 
 
@@ -47,6 +50,10 @@ receiver: Receiver = None  # type: ignore[assignment]  # set by who imports this
 
 def _value(leaves: list[Tensor], tap: int, outline: int) -> None:
     receiver.value(leaves, tap, outline)
+
+
+def _inside(leaves: list[Tensor], call: Tensor, tap: int, site: int, outline: int) -> None:
+    receiver.inside(leaves, int(call), tap, site, outline)
 
 
 def _token(tap: int, outline: int, graded: list[int], grads: bool) -> Tensor:
@@ -141,6 +148,7 @@ def _each_like(grads: list[Tensor], *_: Any) -> list[Tensor]:
 _OPERATIONS = {
     "value(Tensor[] leaves, int tap, int outline) -> ()": (_value, _nothing),
     "token(int tap, int outline, int[] graded, bool grads) -> Tensor": (_token, _no_token),
+    "inside(Tensor[] leaves, Tensor call, int tap, int site, int outline) -> ()": (_inside, _nothing),
     "gradient(Tensor grad, Tensor call, int tap, int outline, int leaf) -> ()": (_gradient, _nothing),
     "new_gradient(Tensor grad, Tensor call, int tap, int outline, int leaf) -> Tensor": (_new_gradient, _like),
     "edit(Tensor[] leaves, int tap, int outline, int[] graded) -> Tensor[]": (_edit, _edited_like),

@@ -9,7 +9,8 @@ hooks a module has; the user's do not, or they would be compiled again.
 
 What cannot be compiled with the hooks in it runs as it is written, from then on: `Twin.why` says why.
 
-Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
+Relies on: `InstructionTranslatorBase` of `torch._dynamo.symbolic_convert`, what traces a function, with its `parent`,
+`f_code` and `symbolic_locals`; `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
 `torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
 `torch._TorchCompileInductorWrapper` and its `config`; `counters["graph_break"]`; a skipped frame's
 `ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
@@ -17,17 +18,19 @@ Relies on: `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and
 """
 
 import copy
+import sys
 import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch._dynamo
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, _FrameAction, _FrameExecStrategy
 from torch._dynamo import config
 from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER, CatchErrorsWrapper, catch_errors_wrapper
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters
 from torch._ops import HigherOrderOperator
@@ -60,6 +63,36 @@ _refused: list[str] = []  # by what is being traced now
 def refuse(why: str) -> None:
     """For hooks that are being traced: they cannot be in compiled code."""
     _refused.append(why)
+
+
+class Function(NamedTuple):
+    """A function that is being traced, or runs."""
+
+    file: str
+    first: Any  # its first argument, where that is known
+
+    @staticmethod
+    def traced(translator: Any) -> "Function":
+        code = translator.f_code
+        value = translator.symbolic_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        value = value.realize() if hasattr(value, "realize") else value
+        return Function(code.co_filename, getattr(value, "value", None))
+
+
+def functions_that_are_traced() -> list[Function]:
+    """The one that calls what is being traced now, and the one that calls that."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), InstructionTranslatorBase):
+        frame = frame.f_back
+    caller = None if frame is None else getattr(frame.f_locals["self"], "parent", None)
+    if caller is None:
+        return []
+    above = getattr(caller, "parent", None)
+    if above is not None:
+        return [Function.traced(caller), Function.traced(above)]
+    while frame is not None and frame.f_code is not Twin.__call__.__code__:  # by whom the compiled function is called
+        frame = frame.f_back
+    return [] if frame is None else [Function.traced(caller), Function(frame.f_back.f_code.co_filename, None)]
 
 
 class Twin:
