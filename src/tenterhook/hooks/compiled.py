@@ -16,6 +16,7 @@ from tenterhook.hooks.scope import here
 from tenterhook.hooks.traced import Traced, TracedAfter, TracedEvery, TracedInput, TracedOutput, TracedStart, active
 from tenterhook.platform import compiler, twins
 from tenterhook.platform.autograd import graph_task
+from tenterhook.platform.checkpoints import may_be_checkpointed
 from tenterhook.platform.hook_tables import Hook
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def choose(callback: Any) -> Any:
         if session.compiled is None or session.compiled.is_over:
             session.compiled = Compiled(session)
     why = compiler.stance_of_user()
+    if any(session.modes for session in sessions) and (graph_task() != -1 or may_be_checkpointed()):
+        why = "values inside a forward are asked for, and a checkpoint runs it"
     if why or any(session.compiled.why for session in sessions):
         for session in sessions:
             session.compiled.why = session.compiled.why or why or "another session needs it"

@@ -26,7 +26,8 @@ from tenterhook.values.inputs import Inputs
 from tenterhook.values.outline import Outline, Spec, can_exchange, exchanged, take_apart
 from tenterhook.values.tree import Path, leaves
 
-_CALLS = 40  # bits of a token for the number of the call; those above it are of the session
+CALL_BITS = 40  # bits of a token for the number of the call; those above it are of the session
+CALL_MASK = (1 << CALL_BITS) - 1
 _WHOLE: dict[int, Path] = {0: ()}  # of a value that is one tensor
 _serials = itertools.count()
 _free_numbers = itertools.count()
@@ -67,8 +68,12 @@ class Traced(Hook):
         """Something comes of which more will be told. Returns a number by which this is known."""
         raise NotImplementedError
 
-    def inside(self, leaves: Sequence[Tensor], call: int, site: int, outline: Outline) -> None:
+    def inside(self, leaves: Sequence[Tensor], call: int, site: int, outline: Outline, graded: Sequence[int]) -> None:
         """A value inside a forward comes."""
+        raise NotImplementedError
+
+    def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> Tensor | None:
+        """The gradient of one leaf. Returns what takes its place, or None."""
         raise NotImplementedError
 
     def over(self) -> None:
@@ -123,7 +128,7 @@ class TracedTap(Traced):
             tap.born = next_sequence_number() - 0.5
         elif grads:
             tap.check_editable(call.number)
-        return self.serial << _CALLS | call.number
+        return self.serial << CALL_BITS | call.number
 
     def _want(self, number: int, outline: Outline, graded: Sequence[int], call: int) -> None:
         """Note which leaves of a structure are asked for, and why some of them have no gradient."""
@@ -139,9 +144,9 @@ class TracedTap(Traced):
 
     def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> Tensor | None:
         """The gradient of one leaf. Returns what takes its place, or None."""
-        is_own = token >> _CALLS == self.serial and self.hook.scope.is_open
+        is_own = token >> CALL_BITS == self.serial and self.hook.scope.is_open
         if is_own and (path := self._paths.get(outline, {}).get(leaf)) is not None:
-            return self.hook.arrive(token & ((1 << _CALLS) - 1), path, grad)
+            return self.hook.arrive(token & CALL_MASK, path, grad)
         return None
 
     def edit(self, inner: Sequence[Tensor], outline: Outline) -> list[Tensor] | None:
@@ -247,10 +252,11 @@ def _trace(number: int, gradient: bool, value: Any) -> None:
     graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
     token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
     for i in graded:
-        _trace_gradient(found[i], token, number, outline, i)
+        trace_gradient(found[i], token, number, outline, i)
 
 
-def _trace_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> None:
+def trace_gradient(leaf: Tensor, token: Tensor, number: int, outline: int, i: int) -> None:
+    """Have the gradient of a tensor handed over."""
     if leaf.is_leaf:  # a hook on it would stay when the session is over
         _refuse("a value whose gradient is asked for is a parameter or an input, handed on as it is")
         return
@@ -278,7 +284,7 @@ def _trace_input(number: int, gradient: bool, changes: bool, value: Any) -> Any:
             if changes:
                 _trace_new_gradient(found[i], token, number, outline, i)
             else:
-                _trace_gradient(found[i], token, number, outline, i)
+                trace_gradient(found[i], token, number, outline, i)
     return exchanged(value, found)
 
 
@@ -354,16 +360,26 @@ class _Receiver:
         traced = active.get(tap)
         return -1 if traced is None else traced.token(outline, graded, grads)
 
-    def inside(self, leaves: Sequence[Tensor], call: int, tap: int, site: int, outline: int) -> None:
+    def inside(
+        self,
+        leaves: Sequence[Tensor],
+        call: int,
+        tap: int,
+        site: int,
+        outline: int,
+        graded: Sequence[int],
+        grads: bool,
+    ) -> None:
         if (traced := active.get(tap)) is not None:
-            traced.inside(leaves, call, site, outline_of[outline])
+            with torch.set_grad_enabled(grads):
+                traced.inside(leaves, call, site, outline_of[outline], graded)
 
     def gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> None:
         self.new_gradient(grad, call, tap, outline, leaf)
 
     def new_gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> Tensor | None:
         traced = active.get(tap)
-        return traced.arrived(grad, call, outline, leaf) if isinstance(traced, TracedTap) else None
+        return None if traced is None else traced.arrived(grad, call, outline, leaf)
 
     def edit(self, leaves: Sequence[Tensor], tap: int, outline: int) -> Sequence[Tensor] | None:
         traced = active.get(tap)

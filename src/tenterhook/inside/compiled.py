@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tenterhook.hooks.traced import Traced, active, number_of
+from tenterhook.addresses.grammar import matches, may_cover
+from tenterhook.hooks.tap import part_of
+from tenterhook.hooks.traced import CALL_BITS, CALL_MASK, Traced, active, number_of, trace_gradient
 from tenterhook.inside import dispatch, engine
 from tenterhook.inside.calls import Call, Where
 from tenterhook.inside.dispatch import NAME, Place
@@ -22,12 +24,15 @@ from tenterhook.inside.engine import new_value, older_value
 from tenterhook.inside.functions import is_forward
 from tenterhook.inside.told import given, stored
 from tenterhook.platform import compiler, twins
+from tenterhook.platform.autograd import next_sequence_number
 from tenterhook.platform.bytecode import COMPREHENSIONS
 from tenterhook.platform.frames import CALLS
 from tenterhook.values.outline import Outline, take_apart
+from tenterhook.values.tree import Path
 
 if TYPE_CHECKING:
     from tenterhook.inside.engine import Inside
+    from tenterhook.inside.taps import InnerTap
 
 _NOTHING, _BEGIN, _VALUE, _PERHAPS = range(4)  # what a place means for those that are traced
 
@@ -62,6 +67,8 @@ class TracedInside(Traced):
     def __init__(self, engine: "Inside", model: Any) -> None:
         self.more = tuple(sorted(str(one.tap.site) for some in engine.patterns.of.values() for one in some))
         super().__init__(engine, model)
+        self._begun: set[int] = set()  # the ids of the modules whose forward ran
+        self._waiting: dict[int, dict[InnerTap, dict[int, Path]]] = {}  # by assignment
         dispatch.can_reach_by.append(tell)
         setattr(builtins, NAME, tell)
 
@@ -73,30 +80,73 @@ class TracedInside(Traced):
     def token(self, outline: int, graded: Sequence[int], grads: bool) -> int:
         """A call of a module begins; `outline` is the number of the module."""
         owner = _owners[outline]()
-        return -1 if owner is None or self.hook not in engine.now.get() else self.hook.calls.begins(owner)
+        if owner is None or self.hook not in engine.now.get():
+            return -1
+        if id(owner) not in self._begun:
+            self._begun.add(id(owner))
+            self.hook.ran(owner)
+        return self.serial << CALL_BITS | self.hook.calls.begins(owner)
 
-    def inside(self, leaves: Sequence[Tensor], call: int, site: int, outline: Outline) -> None:
+    def inside(self, leaves: Sequence[Tensor], call: int, site: int, outline: Outline, graded: Sequence[int]) -> None:
         """A variable is assigned."""
         one = _sites[site]
         owner = _owners[one.owner]()
-        if call >= 0 and owner is not None and self.hook in engine.now.get() and not self.hook.scope.rests:
-            where = Where(owner, "", Call(call, {f"/{one.name}": one.number}))
-            hand = older_value if one.place.older else new_value
-            self.hook.handed(where, one.name, outline.fill(leaves), one.place, hand)
+        is_own = call >> CALL_BITS == self.serial and self.hook in engine.now.get() and not self.hook.scope.rests
+        if owner is None or not is_own:
+            return
+        hand = older_value if one.place.older else new_value
+
+        def come(taps: "list[InnerTap]", value: Any) -> None:
+            hand([tap for tap in taps if not tap.site.address.grad], value)
+            for tap in taps:
+                if tap.site.address.grad:
+                    self._wait(tap, site, value, leaves, graded)
+
+        where = Where(owner, "", Call(call & CALL_MASK, {f"/{one.name}": one.number}))
+        self.hook.handed(where, one.name, outline.fill(leaves), one.place, come)
+
+    def _wait(self, tap: "InnerTap", site: int, value: Any, leaves: Sequence[Tensor], graded: Sequence[int]) -> None:
+        """The gradients of these leaves will come."""
+        call = tap.own_call()
+        if call is None or not tap.scope.is_open:
+            return
+        path_of = tap.paths_in(value)
+        if path_of and () not in path_of.values():
+            tap.action.on_structure(tap, part_of(value, tap.site.address.leaf), call.number)
+        wanted = {i: path_of[id(leaf)] for i, leaf in enumerate(leaves) if id(leaf) in path_of}
+        for i in wanted.keys() - set(graded):
+            tap.note_no_graph(leaves[i], call.number)
+        waiting = {i: path for i, path in wanted.items() if i in graded}
+        if waiting:
+            tap.born = next_sequence_number() - 0.5
+            self._waiting.setdefault(site, {})[tap] = waiting
+
+    def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> None:
+        """The gradient of one leaf; `outline` is the number of the assignment."""
+        if token >> CALL_BITS != self.serial or not self.hook.scope.is_open:
+            return
+        call = token & CALL_MASK
+        for tap, paths in self._waiting.get(outline, {}).items():
+            if leaf in paths and may_cover(tap.site.address.call, call):
+                tap.arrive(call, paths[leaf], grad)
 
 
 def tell(value: Any, number: int, here: Any, extra: Any) -> Any:
     """What `dispatch.tell` does, in a form that torch.compile can trace."""
-    if not torch.compiler.is_dynamo_compiling():
-        return dispatch.tell(value, number, here, extra)
+    if here is None:
+        return value
+    if not torch.compiler.is_dynamo_compiling():  # what is done there looks at the frame two above its own
+        place = dispatch.place_of(number)
+        return value if place is None else place.act(place, value, here, extra)
     kind = _kind_of(number)
     if kind == _BEGIN:
+        id(value)  # from here on the code is this module's: another of the class may not be asked about
         running = _begins(number)
         if running < 0:
             return None
         asks, owner = _who_asks(running)
         return torch.ops.tenterhook.token(asks, owner, [], False), running
-    if here is None or kind == _NOTHING:
+    if kind == _NOTHING:
         return value
     if kind == _PERHAPS:
         if value is not None:
@@ -107,9 +157,13 @@ def tell(value: Any, number: int, here: Any, extra: Any) -> Any:
     if found:
         call, running = here
         asks, _ = _who_asks(running)
-        site = _site_of(running, number)
+        site, of_gradient = _site_of(running, number)
         if site >= 0:
-            torch.ops.tenterhook.inside(found, call, asks, site, number_of(spec))
+            can_have = of_gradient and torch.is_grad_enabled()
+            graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if can_have else []
+            torch.ops.tenterhook.inside(found, call, asks, site, number_of(spec), graded, torch.is_grad_enabled())
+            for i in graded:
+                trace_gradient(found[i], call, asks, site, i)
     return value
 
 
@@ -160,7 +214,7 @@ def _begins(number: int) -> int:
     if not is_called or place.code.co_name != "forward" or not is_forward(place.code, me):
         twins.refuse(f"the forward of a {type(me).__name__} is called by another function than the module's own call")
         return -1
-    one.hook.ran(place.code)
+    twins.refuse_parts(f"values inside a {type(me).__name__} are asked for, and the code is compiled in parts")
     _owners.append(weakref.ref(me))
     _running.append(_Running(one.number, len(_owners) - 1, {}))
     return len(_running) - 1
@@ -172,22 +226,24 @@ def _who_asks(running: int) -> tuple[int, int]:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _site_of(running: int, number: int) -> int:
-    """The number of an assignment that is meant, -1 of another."""
+def _site_of(running: int, number: int) -> tuple[int, bool]:
+    """The number of an assignment that is meant, -1 of another; and whether its gradient is asked for."""
     now, place = _running[running], dispatch.place_of(number)
     asks = active[now.number]
     owner = _owners[now.owner]()
     if place is None or owner is None or not isinstance(asks, TracedInside):
-        return -1
+        return -1, False
     patterns = asks.hook.patterns
     if place.name not in patterns.want(place.code).names:
-        return -1
+        return -1, False
     count = now.counts.get(place.name, 0)
     now.counts[place.name] = count + 1
-    if not any(pattern.means(f"/{place.name}", count) for pattern in patterns.of[id(owner)]):
-        return -1
+    # Whatever its number is: the engine counts them.
+    meant = [one.tap.site for one in patterns.of[id(owner)] if matches(one.name, f"/{place.name}")]
+    if not meant:
+        return -1, False
     _sites.append(_Site(now.owner, place.name, count, place))
-    return len(_sites) - 1
+    return len(_sites) - 1, any(site.address.grad for site in meant)
 
 
 compiler.never_compile(tell)

@@ -139,9 +139,9 @@ class Inside:
 
         return TracedInside(self, model)
 
-    def ran(self, code: CodeType) -> None:
-        """A function is compiled, and will run."""
-        self._ran.add(id(code))
+    def ran(self, owner: Any) -> None:
+        """The forward of a module ran."""
+        self._ran.update(map(id, codes_of(owner)))
 
     def handed(self, where: Where, name: str, value: Any, place: Place, hand: "Hand") -> None:
         """A value came from compiled code."""

@@ -88,9 +88,9 @@ class WantedTap(Tap):
     @property
     def why_not_compiled(self) -> str:
         """Why compiled code has to run eagerly for it."""
-        address, name = self.site.address, split_number(self.site.address.inner)[0]
-        if address.grad or self.changes:
-            return "is inside a forward, where compiled code only shows values"
+        name = split_number(self.site.address.inner)[0]
+        if self.changes:
+            return "is edited inside a forward"
         is_plain = name.count("/") == 1 and "*" not in name and isinstance(self.site.owner(), nn.Module)
         return str(self.action.why_not_compiled) if is_plain else "is not a plain variable of a forward"
 

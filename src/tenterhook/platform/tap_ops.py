@@ -5,7 +5,7 @@
     gradient(grad, call, tap, outline, leaf)      its gradient comes
     new_gradient(grad, call, tap, outline, leaf)  the same, and the model goes on with what is returned
     edit(leaves, tap, outline, graded)            a value comes, and the model goes on with others of the same shapes
-    inside(leaves, call, tap, site, outline)      a variable is assigned in a forward, whose call began with `token`
+    inside(leaves, call, tap, site, outline, …)   a variable is assigned in a forward, whose call began with `token`
     own(tensor)                                   a copy of an input, which nobody may write into
 
 `graded` are the leaves that have a gradient; `grads` is whether gradients are on.
@@ -40,7 +40,16 @@ class Receiver(Protocol):
 
     def new_gradient(self, grad: Tensor, call: int, tap: int, outline: int, leaf: int) -> Tensor | None: ...
 
-    def inside(self, leaves: Sequence[Tensor], call: int, tap: int, site: int, outline: int) -> None: ...
+    def inside(
+        self,
+        leaves: Sequence[Tensor],
+        call: int,
+        tap: int,
+        site: int,
+        outline: int,
+        graded: Sequence[int],
+        grads: bool,
+    ) -> None: ...
 
     def edit(self, leaves: Sequence[Tensor], tap: int, outline: int) -> Sequence[Tensor] | None: ...
 
@@ -52,8 +61,8 @@ def _value(leaves: list[Tensor], tap: int, outline: int) -> None:
     receiver.value(leaves, tap, outline)
 
 
-def _inside(leaves: list[Tensor], call: Tensor, tap: int, site: int, outline: int) -> None:
-    receiver.inside(leaves, int(call), tap, site, outline)
+def _inside(leaves: list[Tensor], call: Tensor, *which: Any) -> None:
+    receiver.inside(leaves, int(call), *which)
 
 
 def _token(tap: int, outline: int, graded: list[int], grads: bool) -> Tensor:
@@ -148,7 +157,10 @@ def _each_like(grads: list[Tensor], *_: Any) -> list[Tensor]:
 _OPERATIONS = {
     "value(Tensor[] leaves, int tap, int outline) -> ()": (_value, _nothing),
     "token(int tap, int outline, int[] graded, bool grads) -> Tensor": (_token, _no_token),
-    "inside(Tensor[] leaves, Tensor call, int tap, int site, int outline) -> ()": (_inside, _nothing),
+    "inside(Tensor[] leaves, Tensor call, int tap, int site, int outline, int[] graded, bool grads) -> ()": (
+        _inside,
+        _nothing,
+    ),
     "gradient(Tensor grad, Tensor call, int tap, int outline, int leaf) -> ()": (_gradient, _nothing),
     "new_gradient(Tensor grad, Tensor call, int tap, int outline, int leaf) -> Tensor": (_new_gradient, _like),
     "edit(Tensor[] leaves, int tap, int outline, int[] graded) -> Tensor[]": (_edit, _edited_like),

@@ -10,8 +10,8 @@ hooks a module has; the user's do not, or they would be compiled again.
 What cannot be compiled with the hooks in it runs as it is written, from then on: `Twin.why` says why.
 
 Relies on: `InstructionTranslatorBase` of `torch._dynamo.symbolic_convert`, what traces a function, with its `parent`,
-`f_code` and `symbolic_locals`; `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and `_clone_with_backend` in
-`torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
+`f_code` and `symbolic_locals`; `CatchErrorsWrapper` and its `_torchdynamo_orig_backend`, `hooks` and
+`_clone_with_backend` in `torch._dynamo.convert_frame`; cache entries that are compared by backend, with `==`;
 `torch._TorchCompileInductorWrapper` and its `config`; `counters["graph_break"]`; a skipped frame's
 `ConvertFrameReturn` and `FrameExecStrategy`; `cache_size.py`, which counts an entry only where what is in its
 `id_matched_objs` is what the frame has; `FRAME_COMPILE_COUNTER` and `_debug_get_cache_entry_list`.
@@ -60,6 +60,14 @@ class CannotStay(Exception):
 _refused: list[str] = []  # by what is being traced now
 
 
+_wholes: list[str] = []
+
+
+def refuse_parts(why: str) -> None:
+    """For what is being traced: it cannot be in code that is compiled in parts."""
+    _wholes.append(why)
+
+
 def refuse(why: str) -> None:
     """For hooks that are being traced: they cannot be in compiled code."""
     _refused.append(why)
@@ -74,7 +82,7 @@ class Function(NamedTuple):
     @staticmethod
     def traced(translator: Any) -> "Function":
         code = translator.f_code
-        value = translator.symbolic_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        value: Any = translator.symbolic_locals.get(code.co_varnames[0]) if code.co_argcount else None
         value = value.realize() if hasattr(value, "realize") else value
         return Function(code.co_filename, getattr(value, "value", None))
 
@@ -121,6 +129,7 @@ class Twin:
         if len(_debug_get_cache_entry_list(code)) >= config.accumulated_recompile_limit // 2:
             return self._give_up(f"{code.co_name} was compiled too often with other taps in it")
         _refused.clear()
+        _wholes.clear()
         self.backend.is_entangled, breaks = False, counters["graph_break"].total()
         try:
             with config.patch(_CONFIG):
@@ -129,6 +138,8 @@ class Twin:
             return self._give_up(_in_short(error))
         if _refused:
             return self._give_up(_refused[0])
+        if _wholes and counters["graph_break"].total() != breaks:
+            return self._give_up(_wholes[0])
         is_whole = counters["graph_break"].total() == breaks  # of a part, what others use is a tensor like any other
         if self.backend.is_entangled and is_whole and _waits_for_gradient(frame.f_locals.get("self")):
             return self._give_up(_ENTANGLED)
