@@ -119,6 +119,24 @@ def test_an_observer_and_a_reduce():
     assert are_alike(seen, want)
 
 
+def test_each_batch_and_every_other_call():
+    model, x = Model().to(DEVICE), batch()
+    compiled = torch.compile(model, fullgraph=True)
+    want, got = (
+        [seen["blocks.1/h"] for seen in capture.each(run, [x, 2 * x, 3 * x], "blocks.1/h", progress=False)]
+        for run in (model, compiled)
+    )
+    assert len(want) == 3 and all(map(close, want, got))
+    kept = []
+    for run in (model, compiled):
+        with capture(run, "blocks.1/h", "grad(blocks.1/h)", every=2) as seen:
+            for k in range(4):
+                step(run, k * x)
+        kept.append(seen)
+    assert are_alike(*reversed(kept)) and len(seen.calls("blocks.1/h")) == 2
+    assert close(capture.once(compiled, x, "blocks.1/h"), want[0])
+
+
 class Odd(nn.Module):
     """A forward with what compiled code cannot tell."""
 

@@ -80,7 +80,7 @@ class TracedInside(Traced):
     def token(self, outline: int, graded: Sequence[int], grads: bool) -> int:
         """A call of a module begins; `outline` is the number of the module."""
         owner = _owners[outline]()
-        if owner is None or self.hook not in engine.now.get():
+        if owner is None or not self._is_on():
             return -1
         if id(owner) not in self._begun:
             self._begun.add(id(owner))
@@ -91,13 +91,14 @@ class TracedInside(Traced):
         """A variable is assigned."""
         one = _sites[site]
         owner = _owners[one.owner]()
-        is_own = call >> CALL_BITS == self.serial and self.hook in engine.now.get() and not self.hook.scope.rests
-        if owner is None or not is_own:
+        if owner is None or call >> CALL_BITS != self.serial or not self._is_on():
             return
         hand = older_value if one.place.older else new_value
 
         def come(taps: "list[InnerTap]", value: Any) -> None:
             hand([tap for tap in taps if not tap.site.address.grad], value)
+            known = self._waiting.get(site, {})
+            self._waiting[site] = {tap: known[tap] for tap in taps if tap in known}  # not those of an earlier batch
             for tap in taps:
                 if tap.site.address.grad:
                     self._wait(tap, site, value, leaves, graded)
@@ -119,7 +120,11 @@ class TracedInside(Traced):
         waiting = {i: path for i, path in wanted.items() if i in graded}
         if waiting:
             tap.born = next_sequence_number() - 0.5
-            self._waiting.setdefault(site, {})[tap] = waiting
+            self._waiting[site][tap] = waiting
+
+    def _is_on(self) -> bool:
+        """Whether what runs now is the session's."""
+        return self.hook in engine.now.get() and not self.hook.scope.rests
 
     def arrived(self, grad: Tensor, token: int, outline: int, leaf: int) -> None:
         """The gradient of one leaf; `outline` is the number of the assignment."""
