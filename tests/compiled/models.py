@@ -6,10 +6,12 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from tenterhook.platform import twins
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["eager", "aot_eager", "inductor"]
 # Before 2.13, PyTorch cannot trace a hook on a tensor that is written into afterwards; such code runs eagerly then.
-CAN_WRITE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+CAN_WRITE = twins.HOOKS_ARE_TRACED
 
 
 class Net(nn.Module):
@@ -54,5 +56,6 @@ def close(a, b):
 
 
 def note_of(seen):
-    """What a report says of compiled code."""
-    return " ".join(note for note in seen.report().notes if "ompiled code" in note)
+    """What a report says of compiled code; where an older PyTorch has it run eagerly, that is as good as staying."""
+    notes = " ".join(note for note in seen.report().notes if "ompiled code" in note)
+    return f"{notes} (had the taps)" if "PyTorch before 2.13" in notes else notes

@@ -251,6 +251,7 @@ def _trace(number: int, gradient: bool, value: Any) -> None:
         return
     graded = [i for i, leaf in enumerate(found) if leaf.requires_grad] if torch.is_grad_enabled() else []
     token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    _check_hooks(len(graded))
     for i in graded:
         trace_gradient(found[i], token, number, outline, i)
 
@@ -278,6 +279,7 @@ def _trace_input(number: int, gradient: bool, changes: bool, value: Any) -> Any:
             found[i] = torch.ops.tenterhook.own(new[i])
         return exchanged(value, found)
     token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    _check_hooks(len([i for i in _wanted(number, outline) if i in graded]))
     for i in _wanted(number, outline):
         if i in graded:
             found[i] = torch.ops.tenterhook.own(found[i])  # whose gradient is this module's share
@@ -310,6 +312,7 @@ def _trace_edit(number: int, gradient: bool, value: Any) -> Any:
     if not gradient:
         return exchanged(value, [*torch.ops.tenterhook.edit(found, number, outline, graded)])
     token = torch.ops.tenterhook.token(number, outline, graded, torch.is_grad_enabled())
+    _check_hooks(len(graded))
     for i in graded:
         found[i] = found[i].clone()  # others that use it keep their own gradient; a compiler need not copy for that
         _trace_new_gradient(found[i], token, number, outline, i)
@@ -341,6 +344,12 @@ def number_of(spec: Spec) -> int:
         outline_of.append(Outline(spec))
         _outlines[spec] = len(outline_of) - 1
     return _outlines[spec]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _check_hooks(count: int) -> None:
+    if count > 1 and not twins.HOOKS_ARE_TRACED:
+        twins.refuse("PyTorch before 2.13 cannot compile the gradients of several tensors that come together")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

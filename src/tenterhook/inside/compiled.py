@@ -247,6 +247,8 @@ def _site_of(running: int, number: int) -> tuple[int, bool]:
     meant = [one.tap.site for one in patterns.of[id(owner)] if matches(one.name, f"/{place.name}")]
     if not meant:
         return -1, False
+    if any(site.address.grad for site in meant) and not twins.HOOKS_ARE_TRACED:
+        twins.refuse("PyTorch before 2.13 cannot compile the gradients of values inside a forward")
     _sites.append(_Site(now.owner, place.name, count, place))
     return len(_sites) - 1, any(site.address.grad for site in meant)
 

@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
+from importlib.util import find_spec
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -49,6 +50,9 @@ _ENTANGLED = (
     "a gradient of the compiled model's own output is asked for, and one part of that output makes another;"
     " ask for the module that gives it"
 )
+# Before, PyTorch makes a function of each hook on a tensor, and puts all that the hook uses right after that tensor: an
+# earlier use of it then has nothing, and nobody may write into the tensor.
+HOOKS_ARE_TRACED = find_spec("torch._higher_order_ops.register_hook") is not None  # from 2.13 on
 _lock = threading.RLock()
 _twins: "weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Twin]]" = weakref.WeakKeyDictionary()
 
