@@ -1,9 +1,9 @@
 """The taps of sessions in compiled code.
 
 PyTorch traces the hooks that a module has when its code is compiled. So when compiled code is called inside a session,
-each of our hooks becomes one that can be traced (traced.py), and the code is compiled as a twin of the user's
-(platform/twins.py), once for each set of such hooks. `Compiled` is what a session has of this; it is imported when
-first needed. Where a hook cannot be traced, compiled code runs as it is written, and the report says so.
+each of our hooks becomes one that can be traced (traced.py, tracing.py), and the code is compiled as a twin of the
+user's (platform/twins.py), once for each set of such hooks. `Compiled` is what a session has of this; it is imported
+when first needed. Where a hook cannot be traced, compiled code runs as it is written, and the report says so.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from tenterhook.hooks.gradients import GradientTap
 from tenterhook.hooks.inputs import After, InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
 from tenterhook.hooks.scope import here
-from tenterhook.hooks.traced import Traced, TracedAfter, TracedEvery, TracedInput, TracedOutput, TracedStart, active
+from tenterhook.hooks.traced import TracedAfter, TracedEvery, TracedInput, TracedOutput, TracedStart
+from tenterhook.hooks.tracing import Traced, active
 from tenterhook.platform import compiler, twins
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import may_be_checkpointed

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tenterhook.addresses.grammar import matches, may_cover
 from tenterhook.hooks.tap import part_of
-from tenterhook.hooks.traced import CALL_BITS, CALL_MASK, Traced, active, number_of, trace_gradient
+from tenterhook.hooks.tracing import CALL_BITS, CALL_MASK, Traced, active, number_of, trace_gradient
 from tenterhook.inside import dispatch, engine
 from tenterhook.inside.calls import Call, Where
 from tenterhook.inside.dispatch import NAME, Place
