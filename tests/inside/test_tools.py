@@ -1,7 +1,7 @@
 # ruff: noqa: F841
 """Debuggers, profilers, and what makes graphs or bytes of a model, while functions run copies of their code.
 
-Tracers, tracebacks, source and pickles of models are in test_safety.py, compiled modules in hooks/test_compiled.py.
+Tracers, tracebacks, source and pickles of models are in test_safety.py, compiled modules in ../compiled.
 """
 
 import contextlib

@@ -138,8 +138,13 @@ class Change:
         """Whether it makes the same of the same value at any time."""
         if self.declared.random and self.arguments.get("seed") is None:
             return False
-        learns = any(isinstance(x, Tensor) and x.requires_grad for x in self.values)
-        return not learns and all(change.is_pure for change in self.inner)
+        return not self.learns and all(change.is_pure for change in self.inner)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has tensors that require a gradient."""
+        own = any(isinstance(x, Tensor) and x.requires_grad for x in self.values)
+        return own or any(change.learns for change in self.inner)
 
     @functools.cached_property
     def _moved(self) -> dict[Any, tuple[int, Tensor]]:

@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tenterhook.addresses.sites import Site
 from tenterhook.errors import EditError
@@ -40,8 +40,25 @@ class Function:
         self.returned = new is not None
         return shown if new is None else new
 
+    @property
+    def learns(self) -> bool:
+        """Whether it has tensors that require a gradient, as far as that can be seen."""
+        function = getattr(self.function, "__func__", self.function)
+        code = getattr(function, "__code__", None)
+        cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
+        named = [getattr(function, "__globals__", {}).get(name) for name in getattr(code, "co_names", ())]
+        held = [*cells, *named, getattr(self.function, "__self__", None), self.function]
+        held += getattr(function, "__defaults__", None) or ()
+        return any(map(_learns, held))
+
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+def _learns(thing: Any) -> bool:
+    if isinstance(thing, nn.Module):
+        return any(parameter.requires_grad for parameter in thing.parameters())
+    return isinstance(thing, Tensor) and thing.requires_grad
 
 
 def takes_site(function: Callable[..., Any]) -> bool:

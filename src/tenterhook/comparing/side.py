@@ -42,7 +42,7 @@ class Side:
 
     def run(self, call: Callable[[], Any], inner: Sequence[str] = (), grad: bool = False) -> Any:
         """Make a call and tell of it; `inner`: the modules inside whose forwards to look."""
-        session = Session(self._modules["."], verb="compare", changes=self._changes)
+        session = Session(self._modules["."], verb="compare", changes=self._changes, eager=True)
         session.taps = [tap_for(site, session.scope, lambda: _Tell(self)) for site in self._sites(inner, grad)]
         try:
             with session:

@@ -35,6 +35,10 @@ class Every(Hook):
             session.places.put(unwrap(model)._forward_pre_hooks, self, first=True)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.count()
+
+    def count(self) -> None:
+        """The model is called."""
         if self._scope in here() and graph_task() == self._scope.task:  # else another thread's, or a recomputation
             self._scope.rests = self._calls % self._every != 0
             self._calls += 1

@@ -58,8 +58,12 @@ class GradientTap(Tap):
             found = list(reversed(first.values()))
         for path, tensor in found:
             self.hook(tensor, call, path)
-        must_have = self.action.changes and not self.site.wide and torch.is_grad_enabled()
-        if must_have and not any(tensor.requires_grad for _, tensor in found):
+        if torch.is_grad_enabled() and not any(tensor.requires_grad for _, tensor in found):
+            self.check_editable(call)
+
+    def check_editable(self, call: int) -> None:
+        """A value came, and nothing in it has a gradient: raise if that had to be edited."""
+        if self.action.changes and not self.site.wide:
             raise EditError(f"{self.site.at(call)} cannot be edited: {self._why_not_editable()}")
 
     def hook(self, tensor: Tensor, call: int, path: Path) -> None:

@@ -42,7 +42,7 @@ class InputTap(GradientTap):
         if isinstance(module, ScriptModule):
             self.missed = SCRIPTED
             return
-        self._names = argument_names(module)
+        self.names = argument_names(module)
         self._waiting: PerCall[_Waiting] = PerCall()
         flags = module._forward_pre_hooks_with_kwargs
         session.places.put(module._forward_pre_hooks, self, with_kwargs=flags)
@@ -52,13 +52,13 @@ class InputTap(GradientTap):
                 session.wait_for_gradient(self)
             # What took the place of an input goes back in the other order, the inner session's first.
             table, flags = module._forward_hooks, module._forward_hooks_with_kwargs
-            session.places.put(table, _After(self), with_kwargs=flags, first=self.changes)
+            session.places.put(table, After(self), with_kwargs=flags, first=self.changes)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if kwargs is None:  # removed while another thread is here: torch forgot with_kwargs
             return None
         self._waiting.take()  # of a call that ended in an exception, in a frame that had the same address
-        given = Inputs(args, kwargs, self._names)
+        given = Inputs(args, kwargs, self.names)
         reached = self.reached(given)
         if reached is None:
             return None
@@ -123,7 +123,9 @@ class InputTap(GradientTap):
         return new
 
 
-class _After(Hook):
+class After(Hook):
+    """The hook after it."""
+
     def __init__(self, tap: InputTap) -> None:
         self.tap = tap
         self.changes = tap.changes

@@ -67,6 +67,12 @@ class Places:
         self._entries.append(_Entry(table, new_id(), hook, with_kwargs, first))
         self._entries[-1].put()
 
+    def exchange(self, make: Callable[[Hook], Hook]) -> None:
+        """Put another hook into the place of each that is in a table now; `put_back` puts in the first one again."""
+        for table, key, hook in [*self._plain, *((one.table, one.key, one.hook) for one in self._entries)]:
+            if key in table:
+                table[key] = make(hook)
+
     def keep(self, handle: RemovableHandle) -> None:
         """A hook of another kind, to be removed with the rest."""
         self._handles.append(handle)

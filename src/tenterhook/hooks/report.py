@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tenterhook import markup
-from tenterhook.platform import compiler
 from tenterhook.tables import Table
 from tenterhook.values.tree import leaves
 
@@ -66,8 +65,8 @@ def _has_numbers(leaf: Tensor) -> bool:
 
 def notes_on(session: "Session") -> Iterator[str]:
     """What happened around a session's sites."""
-    if session.ran_eagerly and compiler.something_was_compiled():
-        yield "any compiled code ran eagerly while this session was open (torch.compile ignores hooks added later)"
+    if session.compiled is not None and (note := session.compiled.note()):
+        yield note
     yield from _notes_on_calls(session)
     for mode in session.modes:
         yield from mode.notes()

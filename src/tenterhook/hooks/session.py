@@ -33,7 +33,7 @@ _lock = threading.RLock()  # what is collected while it is held may close a sess
 class Session:
     """Hooks for some taps, from entering to leaving. Not to be entered twice."""
 
-    ran_eagerly = False
+    compiled: Any = None  # what it has in compiled code, once that was called
     ended_by: type[BaseException] | None = None
     raised: Raised | None = None
     passes: Passes | None = None
@@ -53,6 +53,7 @@ class Session:
         changes: bool = False,
         reduced: bool = False,
         every: int | None = None,
+        eager: bool = False,
     ) -> None:
         self.model = weakref.ref(model)
         self.verb = verb
@@ -61,6 +62,7 @@ class Session:
             self.every = Every(every, model, self.scope)
         if frozen or changes:
             self.scope.session = weakref.ref(self)
+        self.eager = eager  # whether compiled code is to run as it is written
         self.reduced = reduced  # whether a parameter's gradient is wanted when the pass is over, and DDP has reduced it
         self.taps: list[Any] = []
         self.modes: list[Any] = []
@@ -168,7 +170,7 @@ class Session:
             yield
 
     def _begin_placing(self) -> None:
-        self.ran_eagerly = compiler.force_eager(self) or self.ran_eagerly
+        compiler.force_eager(self, _choose)
         begin_hiding(self)
 
     def _leave(self) -> None:
@@ -193,6 +195,8 @@ class Session:
         forget(self)
         end_hiding(self)
         compiler.allow_compiled(self)
+        if self.compiled is not None:
+            self.compiled.over()
 
     def module_of(self, site: Site) -> Any:
         """The module, or the graph node, that a site belongs to."""
@@ -257,6 +261,13 @@ class Session:
     def notes(self) -> list[str]:
         """What a report says under its table."""
         return [*notes_on(self), *([] if self.every is None else [self.every.note()])]
+
+
+def _choose(callback: Any) -> Any:
+    """What Dynamo calls back while sessions are open. Who decides needs the compiler, which is there by now."""
+    from tenterhook.hooks.compiled import choose
+
+    return choose(callback)
 
 
 def _names(taps: Iterable[Tap]) -> str:

@@ -25,7 +25,7 @@ from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import Replays, may_be_checkpointed
 from tenterhook.platform.hook_tables import Hook
 from tenterhook.values.inputs import Inputs
-from tenterhook.values.tree import Path, describe, paths_of, pick, put, version_of
+from tenterhook.values.tree import Path, describe, leaves, paths_of, pick, put, version_of
 
 if TYPE_CHECKING:
     from tenterhook.hooks.session import Session
@@ -46,6 +46,9 @@ class Action:
     """What is done with the values and gradients at one site. What a method returns takes the place; None leaves it."""
 
     changes = False  # whether the model may go on with another value than it computed
+    may_keep_given = False  # whether it may keep the tensor itself that it is shown
+    needs_all = True  # whether it needs the objects in a structure that are no tensors
+    why_not_compiled = ""  # why it cannot be had in compiled code
 
     def fired(self, tap: "Tap") -> int:
         """How often something came."""
@@ -134,6 +137,19 @@ class Tap(Hook):
         except LookupError:
             self.missed = _no_such_leaf(value, self.site.address.leaf)
             return None
+
+    def own_call(self) -> Call | None:
+        """The call in which a value comes; None where it is not meant."""
+        call = self._next_call()
+        return None if call is None or not may_cover(self.site.address.call, call.number) else call
+
+    def paths_in(self, value: Any) -> dict[int, Path]:
+        """By the id of each tensor in the part of a value that is asked for: where it is there."""
+        try:
+            return {id(tensor): path for path, tensor in leaves(part_of(value, self.site.address.leaf))}
+        except LookupError:
+            self.missed = _no_such_leaf(value, self.site.address.leaf)
+            return {}
 
     def changed(self, part: Any, call: Call) -> Any:
         """What the action makes of a value; None where it stays."""

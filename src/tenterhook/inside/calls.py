@@ -107,6 +107,10 @@ class Calls:
         """Begin to count again."""
         self._numbers.clear()
 
+    def begins(self, owner: Any) -> int:
+        """A call of a module begins in compiled code. Returns its number."""
+        return self._new_call(owner).number
+
     def is_of_model(self, module: nn.Module) -> bool:
         """Whether it is one of the model's: its methods belong to no other's call."""
         return id(module) in self._wanted or id(module) in self._modules

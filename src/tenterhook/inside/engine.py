@@ -131,6 +131,23 @@ class Inside:
             self._reach(where, PROBABILITIES, lambda: probabilities(*args, **kwargs), place, beside)
         return attention(*args, **kwargs)
 
+    # In compiled code.
+
+    def traced(self, model: Any) -> Any:
+        """What compiled code has in place of it."""
+        from tenterhook.inside.compiled import TracedInside
+
+        return TracedInside(self, model)
+
+    def ran(self, owner: Any) -> None:
+        """The forward of a module ran."""
+        self._ran.update(map(id, codes_of(owner)))
+
+    def handed(self, where: Where, name: str, value: Any, place: Place, hand: "Hand") -> None:
+        """A value came from compiled code."""
+        self._moment.over()
+        self._reach(where, name, value, place, hand)
+
     # What they tell.
 
     def begin(self, frame: Any, place: Place, me: nn.Module | None) -> Running | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.jit import ScriptModule
 
 from tenterhook.addresses.grammar import split_number
@@ -83,6 +84,15 @@ class WantedTap(Tap):
             session.scope.session = weakref.ref(session)
         engine.want(self)
         self._engine = weakref.ref(engine)
+
+    @property
+    def why_not_compiled(self) -> str:
+        """Why compiled code has to run eagerly for it."""
+        name = split_number(self.site.address.inner)[0]
+        if self.changes:
+            return "is edited inside a forward"
+        is_plain = name.count("/") == 1 and "*" not in name and isinstance(self.site.owner(), nn.Module)
+        return str(self.action.why_not_compiled) if is_plain else "is not a plain variable of a forward"
 
     def new_value(self, site: Site) -> InnerTap:
         """The tap of one of the values that it means."""

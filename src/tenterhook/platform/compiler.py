@@ -1,37 +1,47 @@
-"""torch.compile: run compiled code eagerly while a session is open.
+"""torch.compile: what compiled code runs while a session is open.
 
 PyTorch ignores a hook that is added to a live compiled model, without a word, and also on a second instance
 of a class that was compiled before. The eager stance makes every compiled call run the plain Python, where
-hooks fire; the compiled code stays in its cache and is used again, as it is, once the stance is lifted.
+hooks fire; the compiled code stays in its cache and is used again, as it is, once the stance is lifted. Whoever holds
+the stance may give, for a call, something else than plain Python to run: another entry to the same code (twins.py).
 
 The stance belongs to the process, not to a thread, so sessions that overlap share one: the first sets it, the
 last puts back what was there. Who holds it lives in this module, as the swapped parameters do in `hooks/swap.py`.
 
 Relies on: `torch._dynamo.eval_frame._set_stance`, which gives the stance before and refuses inside compiled code, and
-`DynamoStance("force_eager")`; `convert_frame.input_codes.seen`, the code that was compiled so far; a wrapped module
-keeps the original as `_orig_mod`, one compiled in place has a `_compiled_call_impl`; `set_code_exec_strategy` with
-`_FrameAction.SKIP` in `torch._C._dynamo.eval_frame`; `torch._dynamo.callback.callback_handler`, which calls back when
-anything begins to be compiled.
+`DynamoStance("force_eager")`; `_callback_from_stance` of the same module, which every compiled call asks what Dynamo is
+to call back for the code that it runs (None: it runs as it is written); `convert_frame.input_codes.seen`, the code that
+was compiled so far; a wrapped module keeps the original as `_orig_mod`, one compiled in place has a
+`_compiled_call_impl`; `set_code_exec_strategy` with `_FrameAction.SKIP` in `torch._C._dynamo.eval_frame`;
+`torch._dynamo.callback.callback_handler`, which calls back when anything begins to be compiled.
 """
 
 import contextlib
 import functools
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 _lock = threading.RLock()  # a session may be closed by garbage collection while another is being opened
-_holders: set[int] = set()  # ids of what wants compiled code to run eagerly
+_holders: "dict[int, weakref.ref[Any]]" = {}  # by id: what wants compiled code to run eagerly
 _before: Any = None
+_asked_before: Any = None
+Choose = Callable[[Any], Any]
 
 
-def force_eager(holder: object) -> bool:
-    """Set the eager stance, or join those that did. False where nothing can have been compiled yet."""
-    global _before
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+def force_eager(holder: object, choose: Choose | None = None) -> bool:
+    """Set the eager stance, or join those that did. False where nothing can have been compiled yet.
+
+    `choose` is given what Dynamo would call back in a compiled call, and gives what it calls instead; all holders share
+    that of the first.
+    """
+    global _before, _asked_before
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # torch.compile imports it, and importing it takes two seconds
         return False
     with _lock:
@@ -42,18 +52,36 @@ def force_eager(holder: object) -> bool:
             except RuntimeError as error:
                 what = "a session cannot be opened inside code that torch.compile runs; open it around the call"
                 raise RuntimeError(what) from error
-        _holders.add(id(holder))
+            if choose is not None:
+                _asked_before = dynamo._callback_from_stance
+                dynamo._callback_from_stance = choose
+        _holders[id(holder)] = weakref.ref(holder)
     return True
 
 
 def allow_compiled(holder: object) -> None:
     """Undo its `force_eager`; may be done again, after Ctrl-C in between."""
-    global _before
+    global _before, _asked_before
     with _lock:
-        if _before is not None and _holders <= {id(holder)}:
-            sys.modules["torch._dynamo.eval_frame"]._set_stance(_before)
+        if _before is not None and _holders.keys() <= {id(holder)}:
+            dynamo: Any = sys.modules["torch._dynamo.eval_frame"]
+            if _asked_before is not None:
+                dynamo._callback_from_stance, _asked_before = _asked_before, None
+            dynamo._set_stance(_before)
             _before = None
-        _holders.discard(id(holder))
+        _holders.pop(id(holder), None)
+
+
+def holders() -> list[Any]:
+    """Who holds the stance, in the order in which they began."""
+    return [holder for ref in list(_holders.values()) if (holder := ref()) is not None]
+
+
+def stance_of_user() -> str:
+    """What the user had set, with `torch.compiler.set_stance`; empty where that is nothing."""
+    if _before is None or _before == type(_before)():
+        return ""
+    return f"{_before.stance} with a backend" if _before.backend is not None else str(_before.stance)
 
 
 @functools.cache

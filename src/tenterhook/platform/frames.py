@@ -108,18 +108,26 @@ class PerCall(Generic[T]):
 
     def put(self, value: T) -> None:
         """To be called from a hook's own `__call__`."""
-        self._of[id(sys._getframe(2))] = value
+        self._of[_call(sys._getframe(2))] = value
 
     def take(self, depth: int = 2) -> T | None:
         """What was put before this call; `depth` says how many functions are between this one and torch's."""
-        return self._of.pop(id(sys._getframe(depth)), None)
+        return self._of.pop(_call(sys._getframe(depth)), None)
 
     def update(self, change: Callable[[T], T]) -> None:
         """From a function that another hook of the same call calls: change what is remembered, if anything is."""
-        call = id(sys._getframe(3))
+        call = _call(sys._getframe(3))
         if call in self._of:
             self._of[call] = change(self._of[call])
 
     def clear(self) -> None:
         """Forget calls that ended in an exception."""
         self._of.clear()
+
+
+def _call(frame: Any) -> int:
+    """The frame that calls a hook, where a function of ours may be between the two."""
+    above = frame
+    while above is not None and above.f_code.co_filename != CALLS:
+        above = above.f_back
+    return id(frame if above is None else above)

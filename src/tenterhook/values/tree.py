@@ -35,6 +35,13 @@ class Omitted:
     def __init__(self, value: object) -> None:
         self.kind = type(value).__name__
 
+    @classmethod
+    def of(cls, kind: type) -> "Omitted":
+        """For an object of a class that is not at hand itself."""
+        note = cls(None)
+        note.kind = kind.__name__
+        return note
+
     @property
     def why(self) -> str:
         """Why it was not, of the value."""

@@ -55,7 +55,7 @@ class capture:
     say where and how to keep it; `reduce` is applied first, so that nothing big is held; a dict of selectors gives each
     a `reduce` of its own, `{"h.*": torch.norm, "ln_f": None}`. `keep="last"` keeps only the last call. `every=50` keeps
     only what belongs to every 50th call of the model; these are the calls @0, @1 … here. `frozen=True` gives values
-    that need no gradient one all the same.
+    that need no gradient one all the same. `eager=True` has compiled code run as it is written.
     """
 
     _verb = "capture"
@@ -74,12 +74,13 @@ class capture:
         keep: str = "all",
         every: int | None = None,
         frozen: bool = False,
+        eager: bool = False,
         **unknown: Never,
     ) -> None:
         if unknown:
             raise TypeError(_no_such_option(next(iter(unknown)), self._verb))
         model = searchable(model, self._verb)
-        session = Session(model, verb=self._verb, frozen=frozen, every=every)
+        session = Session(model, verb=self._verb, frozen=frozen, every=every, eager=eager)
         countdown = None if self._direct else Countdown(session.scope)
         how = How(copy, detach, device, dtype, reduce, keep, session.scope, Log(), countdown)
         direct = self._direct and every is None
@@ -149,7 +150,7 @@ class capture:
         return Batches(model, loader, selectors, inputs, progress, options)
 
 
-_OPTIONS = ("grad", "copy", "detach", "device", "dtype", "reduce", "keep", "every", "frozen")
+_OPTIONS = ("grad", "copy", "detach", "device", "dtype", "reduce", "keep", "every", "frozen", "eager")
 
 
 def _no_such_option(name: str, verb: str) -> str:

@@ -50,6 +50,7 @@ class edit:
     `frozen=True` gives values that need no gradient one all the same, so that it can be edited. `reduced=True`
     edits the gradients of parameters in `.grad` when the backward is over, after DDP's reduction, not before it.
     A change that was made nowhere is an EditError when the block ends; with `strict=False` it is a warning.
+    `eager=True` has compiled code run as it is written.
     """
 
     def __init__(
@@ -60,12 +61,13 @@ class edit:
         frozen: bool = False,
         reduced: bool = False,
         strict: bool = True,
+        eager: bool = False,
     ) -> None:
         model = searchable(model, "edit")
         _check_is_one_dict(changes, more)
         self._model = model  # sites refer to it weakly
         self._strict = strict
-        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced)
+        self._session = Session(model, verb="edit", frozen=frozen, changes=True, reduced=reduced, eager=eager)
         self._groups: list[tuple[Selector, list[Any]]] = []
         scope = self._session.scope
         for selector, change in changes.items():

@@ -195,8 +195,18 @@ class Keep(Action):
 
     _dropped = 0  # of what was kept, with keep="last"
 
+    needs_all = False
+
     def __init__(self, how: How) -> None:
         self.how = how
+
+    @property
+    def may_keep_given(self) -> bool:  # type: ignore[override]
+        return not self.how.copy
+
+    @property
+    def why_not_compiled(self) -> str:  # type: ignore[override]
+        return "" if self.how.detach else "keeps the graph (detach=False)"
 
     def entries(self, tap: Tap) -> list[Entry]:
         """What was kept, in the order of the calls."""

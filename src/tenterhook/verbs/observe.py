@@ -66,7 +66,7 @@ class observe:
     A function is `f(value)` or `f(value, site)`, as in `edit`. It gets the value itself, detached but not copied: copy
     what you keep, and change nothing. `str(site)` is the address of that one value, `site.module` its module. An
     exception in it carries the address. `every=50` shows only what belongs to every 50th call of the model; these are
-    the calls @0, @1 … of the sites.
+    the calls @0, @1 … of the sites. `eager=True` has compiled code run as it is written.
     """
 
     def __init__(
@@ -76,13 +76,14 @@ class observe:
         *,
         frozen: bool = False,
         every: int | None = None,
+        eager: bool = False,
     ) -> None:
         model = searchable(model, "observe")
         if not isinstance(observers, Mapping):
             kind = type(observers).__name__
             raise TypeError(f"observe needs a dict of selector: function of the value, got {kind}")
         self._model = model  # sites refer to it weakly
-        self._session = Session(model, verb="observe", frozen=frozen, every=every)
+        self._session = Session(model, verb="observe", frozen=frozen, every=every, eager=eager)
         self._groups: list[list[Tap]] = []
         for selector, look in observers.items():
             if isinstance(look, Change):

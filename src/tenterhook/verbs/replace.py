@@ -32,6 +32,12 @@ class Replace(Action):
     def __init__(self, change: Change | Function) -> None:
         self.change = change
 
+    @property
+    def why_not_compiled(self) -> str:  # type: ignore[override]
+        if not self.change.keeps_shape:
+            return "may get another shape"
+        return "is changed by tensors that require a gradient" if self.change.learns else ""
+
     def fired(self, tap: Tap) -> int:
         return self.applied
 

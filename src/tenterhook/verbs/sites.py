@@ -104,7 +104,7 @@ class _Describe(Action):
 
 
 def _of_run(model: Any, place: Any, inputs: tuple[Any, ...], match: Selector) -> Sites:
-    session = Session(place, verb="sites")
+    session = Session(place, verb="sites", eager=True)
     if isinstance(place, Code):
         asked = place.resolve(match)
     elif match == "**":

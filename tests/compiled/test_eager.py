@@ -1,4 +1,4 @@
-"""Sessions over compiled code: it runs eagerly meanwhile, and as it was compiled before and after."""
+"""Sessions with eager=True over compiled code: it runs eagerly meanwhile, and as it was compiled before and after."""
 
 import copy
 import inspect
@@ -64,7 +64,7 @@ def by_hand(model, x):
 def check(model, run, want):
     """A training step of `run` with everything captured gives what was kept by hand."""
     model.zero_grad()
-    with capture(model, "**", "grad(body.layer.weight)", grad=True) as seen:
+    with capture(model, "**", "grad(body.layer.weight)", grad=True, eager=True) as seen:
         run(X).square().sum().backward()
     assert set(seen) == set(want) and not seen.report().silent
     for address, value in want.items():
@@ -118,10 +118,12 @@ def test_with_the_backends_that_people_use(name):
     run(X).square().sum().backward()
     before = [p.grad.clone() for p in model.parameters()]
     check(run, run, want)
-    with observe(run, {"body.layer": lambda value, site: want.update({str(site): value.clone()})}) as watched:
+    with observe(
+        run, {"body.layer": lambda value, site: want.update({str(site): value.clone()})}, eager=True
+    ) as watched:
         run(X)
     assert torch.equal(want["body.layer@0"], want["body.layer"]) and "ran eagerly" in str(watched.report())
-    assert torch.equal(capture.once(run, X, "layer"), want["layer"])
+    assert torch.equal(capture.once(run, X, "layer", eager=True), want["layer"])
     model.zero_grad()
     with torch.compiler.set_stance("fail_on_recompile"):
         run(X).square().sum().backward()
@@ -238,7 +240,7 @@ def test_sessions_run_eagerly_until_the_last_is_left(first_out, threads, uses_gr
         def there(function, *args):
             return pool.submit(function, *args).result(20) if threads == 2 else function(*args)
 
-        sessions = [capture(uses_graph.model, "layer") for _ in range(2)]
+        sessions = [capture(uses_graph.model, "layer", eager=True) for _ in range(2)]
         seen = [sessions[0].__enter__(), there(sessions[1].__enter__)]
         assert not uses_graph() and not there(uses_graph)
         for i in (first_out, 1 - first_out):
@@ -259,7 +261,7 @@ def test_a_stance_of_the_user_comes_back(stance, uses_graph):
 
     with torch.compiler.set_stance(stance):
         before = behaviour()
-        with capture(uses_graph.model, "layer") as seen:
+        with capture(uses_graph.model, "layer", eager=True) as seen:
             assert behaviour() == (False, False)
         assert behaviour() == before and len(seen.calls("layer")) == 2
     assert uses_graph()
@@ -267,7 +269,7 @@ def test_a_stance_of_the_user_comes_back(stance, uses_graph):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, ReferenceError])
 def test_an_exception_puts_the_stance_back(error, uses_graph):
-    session = capture(model := Net(), "body", "layer")
+    session = capture(model := Net(), "body", "layer", eager=True)
     if error is ReferenceError:
         del model.layer  # so that entering fails half-way
     with pytest.raises(error), session:
@@ -287,7 +289,7 @@ def test_edits_of_a_compiled_model_equal_those_of_the_plain_one(backend):
         grad = model.layer.weight.grad.clone()
     model.zero_grad()
     ran = backend.ran
-    with edit(compiled, edits) as session:
+    with edit(compiled, edits, eager=True) as session:
         out = compiled(X)
         out.sum().backward()
     assert torch.equal(out, truth) and torch.equal(model.layer.weight.grad, grad)
@@ -316,10 +318,10 @@ def test_the_inside_of_a_compiled_model(backend):
 
     model = torch.compile(nn.Sequential(Inner()), backend=backend, fullgraph=True)
     model(X)
-    with capture(model, "0/y", "0/relu") as seen:
+    with capture(model, "0/y", "0/relu", eager=True) as seen:
         model(X)
     assert torch.equal(seen["0/y"], X + 2) and torch.equal(seen["0/relu"], (X + 2).relu())
-    with edit(model, {"0/y": zero()}):
+    with edit(model, {"0/y": zero()}, eager=True):
         assert model(X).count_nonzero() == 0
     model(X)
     assert (backend.made, backend.ran) == (1, 2)
