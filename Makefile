@@ -64,7 +64,9 @@ bench: $(READY) $(PAGE)
 	$(BIN)/python benchmarks/edit.py
 	$(BIN)/python benchmarks/inner.py
 	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/birth.py
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/view.py
 
 $(READY): requirements.lock pyproject.toml
