@@ -17,14 +17,6 @@ from tests.compiled.models import BACKENDS, CAN_WRITE, DEVICE, Net, batch, by_ha
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 WAYS = {
     "module": lambda m, **o: torch.compile(m, **o),
     "full graph": lambda m, **o: torch.compile(m, fullgraph=True, **o),

@@ -14,14 +14,6 @@ from tests.compiled.test_capture import STRUCTURES, WAYS, Around, step
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def gradients(model, run, x, changes, **options):
     """The output and the gradients of a step under some edits, and their report."""
     model.zero_grad()

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import sys
 import threading
 import weakref
 
@@ -14,18 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tenterhook import capture, edit
 from tenterhook.changes import scale
+from tenterhook.hooks.tracing import active
 from tests.compiled.models import DEVICE, Net, batch, by_hand, close, graphs, net, note_of
 from tests.compiled.test_capture import captured, step
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def same_as_by_hand(seen, want, *addresses):
@@ -151,6 +145,39 @@ def test_sessions_in_two_threads_see_their_own_calls():
     for i in range(2):
         assert len(seen[i].calls("layer")) == 10
         assert all(close(value, want[i][a]) for a in ("layer", "body") for value in seen[i].calls(a))
+
+
+def test_sessions_that_come_and_go_in_threads_lose_nothing():
+    """Entering, calling and leaving at the same time, with threads that are switched as often as can be."""
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    with capture(compiled, "layer"):
+        compiled(batch())
+    lost, together = [], threading.Barrier(4, timeout=60)
+
+    def run(i):
+        x = batch(seed=i)
+        want = by_hand(model, x)["layer"]
+        for _ in range(100):
+            together.wait()
+            try:
+                with capture(compiled, "layer") as seen:
+                    compiled(x)
+                assert close(seen["layer"], want)
+            except Exception as error:
+                lost.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert lost == [] and active == {} and not model.layer._forward_hooks
 
 
 def test_a_copy_or_file_of_a_model_has_none_of_our_hooks():

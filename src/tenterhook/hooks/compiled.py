@@ -6,22 +6,20 @@ user's (platform/twins.py), once for each set of such hooks. `Compiled` is what 
 when first needed. Where a hook cannot be traced, compiled code runs as it is written, and the report says so.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenterhook.hooks.every import Every
 from tenterhook.hooks.gradients import GradientTap
 from tenterhook.hooks.inputs import After, InputTap
 from tenterhook.hooks.outputs import OutputTap, StartHook
 from tenterhook.hooks.scope import here
+from tenterhook.hooks.session import Session, lock
 from tenterhook.hooks.traced import TracedAfter, TracedEvery, TracedInput, TracedOutput, TracedStart
 from tenterhook.hooks.tracing import Traced, active
 from tenterhook.platform import compiler, twins
 from tenterhook.platform.autograd import graph_task
 from tenterhook.platform.checkpoints import may_be_checkpointed
 from tenterhook.platform.hook_tables import Hook
-
-if TYPE_CHECKING:
-    from tenterhook.hooks.session import Session
 
 _IN_COMPILED = "compiled code had the taps in it and fuses nothing across a tap: last bits may differ from it without"
 _KINDS: tuple[tuple[type, Any], ...] = (
@@ -38,7 +36,7 @@ class Compiled:
 
     is_over = False
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: Session) -> None:
         self._traced: list[Traced] = []
         self.used: list[twins.Twin] = []  # twins that ran, or could not be made
         self.why = why_not(session)
@@ -59,11 +57,12 @@ class Compiled:
 
     def over(self) -> None:
         """The session is over."""
-        self.is_over = True
-        for traced in self._traced:
-            active.pop(traced.number, None)
-            traced.over()
-        self._traced.clear()
+        with lock:
+            self.is_over = True
+            for traced in self._traced:
+                active.pop(traced.number, None)
+                traced.over()
+            self._traced.clear()
 
     def note(self) -> str:
         """What a report says of it."""
@@ -72,7 +71,7 @@ class Compiled:
         return _IN_COMPILED if self.used else ""
 
 
-def why_not(session: "Session") -> str:
+def why_not(session: Session) -> str:
     """Why what is compiled has to run eagerly in a session; empty if it has not to."""
     if session.eager:
         return "eager=True asks for it"
@@ -100,22 +99,35 @@ def choose(callback: Any) -> Any:
         return None
     if not here() and graph_task() == -1:
         return None
+    with lock:
+        return _choose(callback)
+
+
+def _choose(callback: Any) -> Any:
     sessions: list[Session] = compiler.holders()
-    for session in sessions:
+    why = _why_not_now(sessions)
+    own = [session for session in sessions if session.scope in here() or not here()]
+    for session in own:
         if session.compiled is None or session.compiled.is_over:
             session.compiled = Compiled(session)
-    why = compiler.stance_of_user()
-    if any(session.modes for session in sessions) and (graph_task() != -1 or may_be_checkpointed()):
-        why = "values inside a forward are asked for, and a checkpoint runs it"
-    if why or any(session.compiled.why for session in sessions):
-        for session in sessions:
+    if why or any(session.compiled.why for session in own):
+        for session in own:
             session.compiled.why = session.compiled.why or why or "another session needs it"
         return None
     # Edits of one place are made in turn, so that their order matters.
     twin = twins.twin_of(callback, (frozenset(active), tuple(n for n, one in active.items() if one.changes)))
-    for session in sessions:
+    for session in own:
         if twin is None:
             session.compiled.why = "it was compiled in a way that is not known here"
         elif twin not in session.compiled.used:
             session.compiled.used.append(twin)
     return twin
+
+
+def _why_not_now(sessions: list[Session]) -> str:
+    """Why compiled code has to run eagerly in this call, whatever is asked for."""
+    if here() and any(session.scope not in here() for session in sessions):
+        return "another thread or async task has a session open, too"
+    if any(session.modes for session in sessions) and (graph_task() != -1 or may_be_checkpointed()):
+        return "values inside a forward are asked for, and a checkpoint runs it"
+    return compiler.stance_of_user()

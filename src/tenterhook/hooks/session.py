@@ -27,7 +27,7 @@ from tenterhook.platform import compiler
 from tenterhook.platform.fsdp import sharded_parameters
 from tenterhook.platform.hook_tables import begin_hiding, end_hiding
 
-_lock = threading.RLock()  # what is collected while it is held may close a session, too
+lock = threading.RLock()  # what is collected while it is held may close a session, too
 
 
 class Session:
@@ -147,7 +147,7 @@ class Session:
                 f"{_names(self.swapped)}: {what}, and has been restored since; run the backward inside the block"
             )
         try:
-            with _lock:
+            with lock:
                 self._recomputing += 1
                 if self._recomputing == 1:
                     self._begin_placing()
@@ -155,7 +155,7 @@ class Session:
             with self._modes_in_this_thread():
                 yield
         finally:
-            with _lock:
+            with lock:
                 self._recomputing -= 1
                 if self._recomputing == 0:
                     self._remove()
@@ -179,7 +179,7 @@ class Session:
                 mode.finish(failed=self.ended_by is not None)
         finally:
             self.scope.close()
-            with _lock:
+            with lock:
                 self._is_open = False
                 self._remove(remember=self.scope.is_awaited)
             if self.swapped:
@@ -194,9 +194,9 @@ class Session:
         self.scope.remove_hooks()
         forget(self)
         end_hiding(self)
-        compiler.allow_compiled(self)
         if self.compiled is not None:
             self.compiled.over()
+        compiler.allow_compiled(self)
 
     def module_of(self, site: Site) -> Any:
         """The module, or the graph node, that a site belongs to."""
