@@ -246,22 +246,9 @@ def test_random_states_of_python_are_the_same_too():
 
 
 def test_gradients_are_compared_in_the_order_of_the_backward():
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 1.1
-
-    class Wrong(nn.GELU):
-        def forward(self, x):
-            return Scaled.apply(super().forward(x))
-
     a = stack()
     b = copy.deepcopy(a)
-    b[1].act = Wrong()
+    b[1].act = WrongBackward()
     found = compare(a, b, X, grad=True, loss=lambda out: out.square().sum())
     assert found.first.address == "1.act" and found.first.seen_at.startswith("grad(1.act:in")
     assert found["."].verdict == found["grad(2)"].verdict == found["grad(1.act)"].verdict == "equal"
